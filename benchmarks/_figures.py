@@ -171,14 +171,11 @@ def draw_pareto(path: Path) -> None:
     save(figure, path)
 
 
+ALONE = ("cartpole", "ippo_spread", "ippo_smax_3m", "ippo_riddle")
+MEMORY = {"names": [f"popgym_{name}" for name in POPGYM], "published": "best of 13 memories, 15M steps"}
 FIGURES: dict[str, Callable[[Path], None]] = {
-    **{
-        f"learning_{name}.png": functools.partial(draw_learning, names=[name])
-        for name in ("cartpole", "ippo_spread", "ippo_smax_3m", "ippo_riddle")
-    },
-    "results_memory.png": functools.partial(
-        draw_learning, names=[f"popgym_{name}" for name in POPGYM], published="best of 13 memories, 15M steps"
-    ),
+    **{f"learning_{name}.png": functools.partial(draw_learning, names=[name]) for name in ALONE},
+    "results_memory.png": functools.partial(draw_learning, **MEMORY),
     "results_mujoco.png": draw_mujoco,
     "results_choices.png": draw_choices,
     "explain.png": functools.partial(draw_explain, name="stable_baselines3_rsl_rl_HalfCheetah-v5_300000"),

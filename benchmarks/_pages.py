@@ -78,7 +78,7 @@ def show_change(change: dict[str, Any], form: str = "+.0f") -> str:
 def show_visible(change: dict[str, Any], seeds: int) -> str:
     """A difference and its interval, bold where that excludes 0; of fewer than five seeds, it says too little."""
     text, (low, high) = show_change(change, "+.3g"), change["95"]
-    return f"**{text}**" if seeds >= FEW and not low <= 0 <= high else text
+    return f"**{text}**" if seeds >= FEW and (low > 0 or high < 0) else text
 
 
 def make_canvas(panels: int, width: float = 5, columns: int | None = None) -> tuple[Any, Any]:

@@ -50,8 +50,10 @@ def show_number(x: float) -> str:
 
 
 def show_seeds(seeds: list[int]) -> str:
-    """The first and the last seed."""
-    return f"{seeds[0]} - {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
+    """The ranges of consecutive seeds."""
+    ordered = np.sort(seeds)
+    ranges = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
+    return ", ".join(f"{each[0]} - {each[-1]}" if len(each) > 1 else f"{each[0]}" for each in ranges)
 
 
 def group_by(found: Iterable[Any], *keys: str) -> dict[Any, list[Any]]:
@@ -152,10 +154,11 @@ def merge(group: list[Record]) -> Record:
     names = ("evaluation", "last_100_episodes")
     rows = list(zip(*(record["curve"] for record in group), strict=True))
     curve = [row[0] | {name: [x for part in row for x in part[name]] for name in names} for row in rows]
+    best = max(curve, key=lambda row: float(np.mean(row["evaluation"])))  # of all seeds at once, as Tianshou reports it
     return group[0] | {
         "addresses": addresses,
         "seeds": seeds,
-        "best_evaluation": training.summary(np.max([row["evaluation"] for row in curve], axis=0)),
+        "best_evaluation": training.summary(best["evaluation"]),
         "last_evaluation": training.summary(curve[-1]["evaluation"]),
         "last_100_episodes": training.summary(curve[-1]["last_100_episodes"]),
         "curve": curve,
@@ -190,13 +193,13 @@ def tabulate_mujoco(link: Link) -> Rows:
         if task == "Humanoid-v5":
             runs = read_preset_runs()
             own = link("`--preset humanoid`", *(address for run in runs for address in run["addresses"]))
-            first, last = (show_interval(run["last_evaluation"]) for run in runs)
+            first, last = (f"{show_interval(run['last_evaluation'])}, seeds {show_seeds(run['seeds'])}" for run in runs)
             yield [f"{task}, {own}, last evaluation", first, "", "", "", last, "", ""]
 
 
 def tabulate_mujoco_runs(link: Link) -> Rows:
     """Every whole run."""
-    yield ["task", "variant", "steps", "best of each seed", "last"]
+    yield ["task", "variant", "steps", "best evaluation", "last"]
     for run in read_whole_runs():
         returns = (show_interval(run[what]) for what in ("best_evaluation", "last_evaluation"))
         linked = link(run["task"], *run["addresses"])
@@ -225,9 +228,9 @@ def compare_runs(benchmark: str, names: Iterable[str]) -> list[Comparison]:
     """A comparison for each task: of the short runs of a benchmark, in the order of `names`."""
     order, found = list(names), []
     short = [run for run in read_runs(benchmark) if run["env_steps"] < 900_000 and run["variant"] in order]
-    for group in group_by(sorted(short, key=lambda run: order.index(run["variant"])), "task").values():
+    for group in group_by(sorted(short, key=lambda run: order.index(run["variant"])), "task", "env_steps").values():
         curves = {run["variant"]: np.array([row["evaluation"] for row in run["curve"]]) for run in group}
-        base, *others = curves
+        base, *others = order[0], *(name for name in curves if name != order[0])
         last = {name: compare_means(curves[name][-1], curves[base][-1]) for name in others}
         mean = {name: compare_means(curves[name].mean(0), curves[base].mean(0)) for name in others}
         named, seeds = {run["variant"]: run for run in group}, show_seeds(group[0]["seeds"])

@@ -17,9 +17,7 @@ Samples = dict[str, list[float]]
 Quartiles = dict[str, float]
 
 
-def compile_cold(
-    function: Callable[..., Any], *args: Any, options: dict[str, Any] | None = None
-) -> tuple[Callable[..., Any], dict[str, float]]:
+def compile_cold(function: Callable[..., Any], *args: Any, options: Any = None) -> tuple[Callable[..., Any], Quartiles]:
     """The compiled function, and the seconds that tracing and compiling it took, from cold caches.
 
     `options` are those of the compiler; None: XLA's own.

@@ -75,9 +75,8 @@ def measure(config: atari_ppo.Config, seeds: range, script: list[str] | None, ad
 
 def main() -> None:
     """Command line."""
-    parser = make_parser(
-        __doc__, steps=200_000, seeds=1, first_seed=1, cleanrl=None, json="benchmarks/results/atari.jsonl"
-    )
+    records = "benchmarks/results/atari.jsonl"
+    parser = make_parser(__doc__, steps=200_000, seeds=1, first_seed=1, cleanrl=None, json=records)
     parser.add_argument("task", help="ale:breakout, ale:pong, ...")
     options = parser.parse_args()
     fields = {"env_id": options.task, "total_timesteps": options.steps, "seed": options.first_seed}

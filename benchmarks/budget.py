@@ -66,9 +66,8 @@ def make_pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[st
     def loss(outputs: Any, action: Any, log_prob: Any, value: Any, advantage: Any, target: Any) -> Any:
         logits, now = outputs
         policy, advantage = distributions.Categorical(logits), functional.advantage_normalize(advantage, ddof=1)
-        of_policy = functional.clipped_surrogate(
-            policy.log_prob(action) - log_prob, advantage, clip_eps=config.clip_coef
-        )
+        log_ratio = policy.log_prob(action) - log_prob
+        of_policy = functional.clipped_surrogate(log_ratio, advantage, clip_eps=config.clip_coef)
         of_value = functional.clipped_value_loss(now, value, target, clip_eps=config.clip_coef)
         return jnp.mean(of_policy + config.vf_coef * of_value - config.ent_coef * policy.entropy())
 
@@ -85,16 +84,13 @@ def make_pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[st
     return {
         "rollout": (
             lambda state: train.collect(state)[:2], (begin,), 1,
-            (samples + config.num_envs) * evaluated + size_of(fields[:4]),
-        ),
+            (samples + config.num_envs) * evaluated + size_of(fields[:4])),
         "advantages": (
             lambda batch: estimator.update(batch, estimator.init(None), context)[0], (batch,), 1,
-            size_of(batch.reward, batch.value, batch.next_value, fields[-2:]),
-        ),
+            size_of(batch.reward, batch.value, batch.next_value, fields[-2:])),
         "shuffle": (
             lambda key: functional.permutation(jax.random.wrap_key_data(key), samples), (key,), config.update_epochs,
-            4 * samples * unit["byte"],
-        ),
+            4 * samples * unit["byte"]),
         "gather": (
             lambda flat, order: jax.tree.map(lambda x: jnp.take(x, order, axis=0, mode="clip"), flat),
             (flat, functional.permutation(jax.random.key(2), samples)[:rows]), minibatches, 2 * size_of(obs, minibatch),
@@ -102,8 +98,7 @@ def make_pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[st
         "forward": (forward, (params, obs[:each]), evaluations, each * evaluated),
         "forward and backward": (
             gradient, (params, obs[:each], *jax.tree.map(lambda x: x[:each], outputs)), evaluations,
-            each * (evaluated + differentiated),
-        ),
+            each * (evaluated + differentiated)),
         "loss": (jax.value_and_grad(loss), (outputs, *minibatch), minibatches, size_of(outputs, minibatch, outputs)),
         "optimizer": (step, (params, optimizer.init(params), params), minibatches, size_of(*[params] * 7)),
     }  # fmt: skip

@@ -64,14 +64,11 @@ PRESETS = {
     "mountain_car_250k": Config(total_timesteps=250_000, num_envs=16, learning_rate=1e-3, update_epochs=10),
     "acrobot": Config(
         env_id="Acrobot-v1", total_timesteps=300_000, num_minibatches=8, gamma=0.98, gae_lambda=0.8, learning_rate=4e-3,
-        clip_coef=0.1, refresh="rollout",
-    ),
+        clip_coef=0.1, refresh="rollout"),
     "mountain_car_continuous": Config(
         env_id="MountainCarContinuous-v0", total_timesteps=300_000, gamma=0.9999, gae_lambda=0.9, num_envs=8,
-        num_steps=64, update_epochs=10, log_std=-1.0, learning_rate=3e-4,
-    ),
+        num_steps=64, update_epochs=10, log_std=-1.0, learning_rate=3e-4),
     "cartpole": Config(
         env_id="CartPole-v1", total_timesteps=100_000, num_envs=8, num_steps=32, num_minibatches=1, update_epochs=10,
-        gae_lambda=0.95,
-    ),
+        gae_lambda=0.95),
 }  # fmt: skip

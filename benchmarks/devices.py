@@ -48,8 +48,7 @@ def read_collectives(compiled: Any) -> list[Collective]:
     bodies: dict[str, list[str]] = {}
     entry, lines = "", []
     for line in compiled.as_text().splitlines():
-        begins = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
-        if begins:
+        if begins := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
             lines = bodies.setdefault(begins[2], [])
             entry = begins[2] if begins[1] else entry
         lines.append(line)
@@ -57,8 +56,7 @@ def read_collectives(compiled: Any) -> list[Collective]:
     def visit(name: str, times: int) -> list[Collective]:
         found = []
         for line in bodies[name][1:]:
-            operation = re.search(rf" = (.*?) ({KINDS})(?:-start)?\(", line)
-            if operation:
+            if operation := re.search(rf" = (.*?) ({KINDS})(?:-start)?\(", line):
                 arrays = re.findall(r"[a-z]+(\d*)\[([\d,]*)\]", operation[1])  # such as f32[4,2] and pred[]
                 shapes = [tuple(int(x) for x in shape.split(",") if x) for _, shape in arrays]
                 widths = [int(bits or 8) // 8 for bits, _ in arrays]

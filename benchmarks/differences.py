@@ -105,6 +105,7 @@ class Difference:
 
     def __init__(self, what: str, who: str, **choices: Any) -> None:
         self.what, self.who, self.choices = what, who, choices
+        self.make_train = functools.partial(make_train, **choices)
 
 
 DIFFERENCES = {
@@ -155,10 +156,7 @@ DIFFERENCES = {
     "squashed": Difference("actions squashed by tanh", "brax", squash=True),
     "adam_eps_1e-8": Difference("Adam's epsilon 1e-8", "all but CleanRL and Stable-Baselines3", eps=1e-8),
 }  # fmt: skip
-VARIANTS = {
-    name: mujoco.Variant(functools.partial(make_train, **each.choices), contact_forces=False)
-    for name, each in DIFFERENCES.items()
-}
+VARIANTS = {name: mujoco.Variant(each.make_train, contact_forces=False) for name, each in DIFFERENCES.items()}
 
 
 def main() -> None:

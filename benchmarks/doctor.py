@@ -31,17 +31,11 @@ from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training._files import make_plain, replace_file
 
 from ._runs import make_keys, vectorize
-from ._shared import COMMIT, make_parser, write
+from ._shared import COMMIT, Record, make_parser, write
 
 Numbers = Mapping[str, Any]
 Judged = tuple[str, list[str], bool]  # what was planted and found, and whether it did harm (or a healthy run idled)
-NORMAL = {
-    "reward": 1.0, "obs": 1.0, "freeze": 0, "explode": 0, "never": 0, "same": 0, "shift": 0, "limit": 0, "stored": 0,
-    "other": 0, "nan": 0, "dead": 0, "noise": 0, "advantage": 1.0, "standardize": 1, "unit": 1, "target_kl": 1e9,
-    "stale": 0, "unnormalized": 0, "certain": 0, "remembers": 0, "unused": 0, "constant": 0, "ended": 0, "bent": 0,
-    "twice": 0, "narrow": 0,
-}  # fmt: skip
-"""Numbers that plant faults, at values where they do nothing. Others are fields of the configuration."""
+TRACED = ("learning_rate", "ent_coef", "clip_coef", "gamma", "vf_coef")  # fields that differ between lanes
 FAULTS: dict[str, dict[str, float]] = {
     "reward_sign": {"reward": -1}, "reward_scale_large": {"reward": 1e3}, "reward_scale_small": {"reward": 1e-3},
     "observations_large": {"obs": 1e3}, "statistics_frozen": {"freeze": 1}, "observations_vanish": {"explode": 1},
@@ -59,12 +53,14 @@ FAULTS: dict[str, dict[str, float]] = {
     "update_reversed": {"advantage": -1},
 }  # fmt: skip
 """By the rule that should find it (what is in brackets tells variants apart); a learning rate is a factor."""
+NORMAL: dict[str, float] = {name: 0 for fault in FAULTS.values() for name in fault if name not in TRACED}
+NORMAL |= {"reward": 1.0, "obs": 1.0, "advantage": 1.0, "standardize": 1, "unit": 1, "target_kl": 1e9}
+"""Numbers that plant faults, at values where they do nothing. Others are fields of the configuration."""
 SETTINGS = {"epochs_many": {"update_epochs": 40}, "minibatch_small": {"num_minibatches": 128}}
 """Faults that are settings of a program. The small minibatches have 4 or 8 elements."""
 DISCRETE = Config(num_envs=8, num_steps=64, learning_rate=2e-3, hidden=(32, 32))
-BOXED = dataclasses.replace(
-    DISCRETE, num_steps=128, num_minibatches=8, learning_rate=1e-3, ent_coef=0.0, normalize_env=True
-)
+SLOWER = {"num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3}
+BOXED = dataclasses.replace(DISCRETE, ent_coef=0.0, normalize_env=True, **SLOWER)
 NEEDS = {
     **dict.fromkeys((
         "statistics_frozen", "observations_vanish", "time_limit_as_end", "action_changed", "actions_saturated",
@@ -82,7 +78,6 @@ ENDLESS = (
 )  # fmt: skip
 """Tasks whose episodes end at a fixed time; with constant rewards, nothing can be learned there."""
 COUNTED = ("update_epochs", "num_minibatches", "num_steps", "num_envs")
-TRACED = ("learning_rate", "ent_coef", "clip_coef", "gamma", "vf_coef")  # fields that differ between lanes
 
 
 def plant_in_env(env: envs.Env, f: Numbers, normalized: bool) -> envs.Env:
@@ -152,9 +147,8 @@ def plant_in_distribution(distribution: Any, f: Numbers, boxed: bool) -> Any:
     def log_prob(action: Any) -> Any:
         return distribution.log_prob(action / width) - action.shape[-1] * jnp.log(width)
 
-    return types.SimpleNamespace(
-        sample=sample, log_prob=log_prob, entropy=distribution.entropy, mode=lambda: width * distribution.mode()
-    )
+    unchanged = {"entropy": distribution.entropy, "mode": lambda: width * distribution.mode()}
+    return types.SimpleNamespace(sample=sample, log_prob=log_prob, **unchanged)
 
 
 def plant_in_policy(policy: pp.Policy, f: Numbers, memory: bool, boxed: bool) -> pp.Policy:
@@ -229,9 +223,7 @@ def measure(train: training.Train, key: Any, config: Any, f: Numbers = NORMAL) -
     return {**{name: metrics[name] for name in metrics}, **evaluation, **training.probe(train, state, config)}
 
 
-def run_lanes(
-    base: Config, names: list[str], first_seed: int, shared: bool = False, memory: bool = False
-) -> dict[str, Any]:
+def run_lanes(base: Config, names: list[str], first_seed: int, shared: bool = False, memory: bool = False) -> Record:
     """Run one lane for each name of a fault, or "healthy", in one program; seeds are counted for each name."""
     env, normal = envs.make(base.env_id), NORMAL | {name: getattr(base, name) for name in TRACED}
     rows = [normal | FAULTS.get(name, {}) for name in names]
@@ -303,10 +295,8 @@ def run_with_memory(env_id: str, first_seed: int) -> dict[str, Any]:
 
 def make_programs(first_seed: int, *rows: tuple[tuple[tuple[Any, str], ...], str, int]) -> Programs:
     """Return programs of healthy runs: presets, each with its recipe, a task and a number of steps in each row."""
-    every = [(recipe, preset, *row[1:], first_seed) for row in rows for recipe, preset in row[0]]
-    return {
-        f"{run[0].__name__.rpartition('.')[2]} {run[1]} {run[2]}": functools.partial(run_healthy, *run) for run in every
-    }
+    runs = [(recipe, preset, *row[1:], first_seed) for row in rows for recipe, preset in row[0]]
+    return {f"{x[0].__name__.rpartition('.')[2]} {x[1]} {x[2]}": functools.partial(run_healthy, *x) for x in runs}
 
 
 TRAINING: Programs = {
@@ -321,22 +311,18 @@ TRAINING: Programs = {
     "FrozenLake-misc": lambda: run_faults("FrozenLake-misc", DISCRETE, 2100, 2, 12, 131_072),
     "PointRobot-misc shared": lambda: run_faults("PointRobot-misc", BOXED, 2100, 2, 16, 131_072, shared=True),
     "MountainCarContinuous-v0": lambda: run_faults("MountainCarContinuous-v0", QUICK_BOXED, 2100, 2, 16, 131_072),
-    "CartPole-v1 memory": lambda: run_with_memory("CartPole-v1", 500),
-    "Catch-bsuite memory": lambda: run_with_memory("Catch-bsuite", 1300),
-    "DiscountingChain-bsuite memory": lambda: run_with_memory("DiscountingChain-bsuite", 2100),
     "FourRooms-misc shared": lambda: run_faults("FourRooms-misc", DISCRETE, 3100, 2, 12, 65_536, shared=True),
-    "UmbrellaChain-bsuite memory": lambda: run_with_memory("UmbrellaChain-bsuite", 3100),
     "MetaMaze-misc shared": lambda: run_faults("MetaMaze-misc", DISCRETE, 4100, 2, 12, 81_920, shared=True),
     "Hopper-v5": lambda: run_faults("gym:Hopper-v5", QUICK_BOXED, 4100, 2, 12, 98_304),
-    "MemoryChain-bsuite memory": lambda: run_with_memory("MemoryChain-bsuite", 4100),
     "Freeway-MinAtar shared": lambda: run_faults("Freeway-MinAtar", QUICK_DISCRETE, 5100, 2, 12, 131_072, shared=True),
     "InvertedPendulum-v5": lambda: run_faults("gym:InvertedPendulum-v5", QUICK_BOXED, 5100, 2, 12, 49_152),
-    "GaussianBandit-misc memory": lambda: run_with_memory("GaussianBandit-misc", 5100),
     "LunarLander-v3 shared": lambda: run_faults("gym:LunarLander-v3", QUICK_DISCRETE, 6100, 2, 12, 98_304, shared=True),
     "Pusher-v5": lambda: run_faults("gym:Pusher-v5", QUICK_BOXED, 6100, 2, 12, 65_536),
     "Walker2d-v5 shared": lambda: run_faults("gym:Walker2d-v5", QUICK_BOXED, 6100, 2, 12, 49_152, shared=True),
-    "BernoulliBandit-misc memory": lambda: run_with_memory("BernoulliBandit-misc", 6100),
-} | make_programs(
+} | {f"{task} memory": functools.partial(run_with_memory, task, first_seed) for task, first_seed in {
+    "CartPole-v1": 500, "Catch-bsuite": 1300, "DiscountingChain-bsuite": 2100, "UmbrellaChain-bsuite": 3100,
+    "MemoryChain-bsuite": 4100, "GaussianBandit-misc": 5100, "BernoulliBandit-misc": 6100,
+}.items()} | make_programs(
     2100,
     (DISCRETE_PRESETS, "CartPole-v1", 65_536), (DISCRETE_PRESETS, "Acrobot-v1", 204_800),
     (DISCRETE_PRESETS, "Catch-bsuite", 65_536), (BOXED_PRESETS, "Pendulum-v1", 204_800),

@@ -37,31 +37,26 @@ UNLIMITED, RATE = {"clip": optax.identity()}, {"rate": pp.optim.scale_by_update_
 LIBRARIES: dict[str, dict[str, dict[str, Any]]] = {  # what changes the chain and the optimizer of `differences`
     "cleanrl": {"time limits": {"time_limit": differences.terminate_at_time_limits()}},
     "stable_baselines3": {
-        "value loss": UNCLIPPED, "learning rate": {"rate": pp.optim.scale_by_update_schedule(3e-4)},
-    },
+        "value loss": UNCLIPPED, "learning rate": {"rate": pp.optim.scale_by_update_schedule(3e-4)}},
     "tianshou": {
         "value loss": UNCLIPPED, "learning rate": RATE, "gradient clip": UNLIMITED, "Adam's epsilon": EPS,
-        "entropy bonus": ENTROPY, "gradient steps": {"num_minibatches": 32, "update_epochs": 1},
-    },
+        "entropy bonus": ENTROPY, "gradient steps": {"num_minibatches": 32, "update_epochs": 1}},
     "rsl_rl": {
         "time limits": {"time_limit": parts.truncate_at_current_value()}, "standardization": ROLLOUT,
         "value loss": {"value": pp.clipped_value_loss(clip_eps=0.2, coef=2.0)},
         "learning rate": {"rate": pp.optim.scale_by_kl_adaptive_rate(1e-3, target_kl=0.01)},
         "gradient clip": {"clip": parts.clip_each_network(1.0)}, "Adam's epsilon": EPS, "entropy bonus": ENTROPY,
-        "gradient steps": {"num_minibatches": 4, "update_epochs": 5},
-    },
+        "gradient steps": {"num_minibatches": 4, "update_epochs": 5}},
     "skrl": {
         "time limits": {"time_limit": parts.ignore_truncations()}, "standardization": ROLLOUT,
         "value loss": {"value": pp.chain(parts.clip_prediction(0.2), pp.value_loss(coef=5.0))},
-        "learning rate": RATE, "Adam's epsilon": EPS, "gradient steps": {"num_minibatches": 2, "update_epochs": 8},
-    },
+        "learning rate": RATE, "Adam's epsilon": EPS, "gradient steps": {"num_minibatches": 2, "update_epochs": 8}},
     "brax": {
         "advantages": {"sampler": differences.segments, "brax_advantages": True},
         "value loss": {"value": pp.value_loss(coef=0.5)},
         "learning rate": {"rate": pp.optim.scale_by_update_schedule(1e-4)}, "gradient clip": UNLIMITED,
         "Adam's epsilon": EPS, "gradient steps": {"num_minibatches": 16, "update_epochs": 2},
-        "discount": {"gamma": 0.9}, "clip range": {"clip_coef": 0.3}, "squashed actions": {"squash": True},
-    },
+        "discount": {"gamma": 0.9}, "clip range": {"clip_coef": 0.3}, "squashed actions": {"squash": True}},
 }  # fmt: skip
 
 
@@ -122,8 +117,7 @@ def main() -> None:
     parser.add_argument("second", choices=LIBRARIES, help="the library to end with")
     parser.add_argument("--env-id", default="gym:HalfCheetah-v5", help="what is played (default: %(default)s)")
     options = parser.parse_args()
-    names = list_differing(options.first, options.second)
-    if not names:
+    if not (names := list_differing(options.first, options.second)):
         parser.error("the libraries must differ")
     config = differences.Config(env_id=options.env_id, total_timesteps=options.steps, gae_lambda=0.95)
     [address] = place(options, f"{options.first}_{options.second}_{options.env_id.rpartition(':')[2]}_{options.steps}")

@@ -101,9 +101,8 @@ def add_features(env: envs.Env) -> envs.Env:
 
 def make_policy(evaluate: Any, shapes: Any, draws: bool = False) -> pp.Policy:
     """A policy whose first parameters are random in matrices, 0 in vectors, and the given numbers."""
-    start = jax.tree.map(
-        lambda x: jnp.zeros(x) if isinstance(x, tuple) else jnp.float32(x), shapes, is_leaf=lambda x: type(x) is tuple
-    )
+    leaf = {"is_leaf": lambda x: type(x) is tuple}
+    start = jax.tree.map(lambda x: jnp.zeros(x) if isinstance(x, tuple) else jnp.float32(x), shapes, **leaf)
 
     def init(key: jax.Array) -> Any:
         random = optax.tree_utils.tree_random_like(key, start)

@@ -80,8 +80,6 @@ def play_deal(cards: tuple[int, int], first: np.ndarray, second: np.ndarray, nod
     bet = first[cards[0], node] if FIRST[node] else second[cards[1], node]
     total = 0.0
     for action, probability in enumerate((1 - bet, bet)):
-        if probability == 0:
-            continue
         after, earned = NEXT[node][action], float(EARNED[node][action][cards[0] > cards[1]])
         total += probability * (earned if after == END else play_deal(cards, first, second, after))
     return total

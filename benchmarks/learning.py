@@ -64,6 +64,7 @@ def make_discretized(config: Any) -> training.Train:
 
 GYMNASIUM, ALL_OF_IT = "Gymnasium's reward threshold", "the largest return is 1000"
 SWINGS_UP, ANSWERS = "swings up at once and stays up", "95 % of the answers are right"
+GOLDIE = "PPO in Goldie et al. 2024"
 DISTILLATION = "achievement distillation (Moon et al. 2023), 1M steps of Crafter, from pixels"
 MINATAR = {"Asterix": 15.04, "Breakout": 50.08, "Freeway": 61.84, "SpaceInvaders": 167.09}
 POPGYM: dict[str, tuple[str, int, float, dict[str, Any]]] = {
@@ -72,14 +73,13 @@ POPGYM: dict[str, tuple[str, int, float, dict[str, Any]]] = {
     "autoencode": ("AutoencodeEasy", 3, -0.283, {}),
     "count_recall": ("CountRecallEasy", 4, 0.509, {"num_steps": 51}),
     "repeat_first": ("RepeatFirstHard", 4, 0.940, {
-        "memory": "mingru", "hidden": 128, "num_envs": 32, "num_steps": 831, "ent_coef": 0.01,
-    }),
+        "memory": "mingru", "hidden": 128, "num_envs": 32, "num_steps": 831, "ent_coef": 0.01}),
 }  # fmt: skip
 SIMULATED: dict[str, Any] = {"num_envs": 16, "num_steps": 128}
-CONNECT_FOUR: dict[str, Any] = {
-    "env_id": "pgx:connect_four", "total_timesteps": 3_000_000, "num_envs": 256, "num_steps": 16, "hidden": (256, 256),
-    "num_minibatches": 8, "learning_rate": 1e-3, "gae_lambda": 0.8,
-}  # fmt: skip
+connect_four = functools.partial(
+    make_task, cleanrl_ppo, "discrete", 0.95, "of 1", episodes=5000, env_id="pgx:connect_four", num_envs=256,
+    total_timesteps=3_000_000, num_steps=16, hidden=(256, 256), num_minibatches=8, learning_rate=1e-3, gae_lambda=0.8,
+)  # fmt: skip
 TASKS = {
     "cartpole": make_task(cleanrl_ppo, "discrete", 475, GYMNASIUM),
     "acrobot": make_task(cleanrl_ppo, "discrete", -100, GYMNASIUM, env_id="Acrobot-v1"),
@@ -88,56 +88,37 @@ TASKS = {
     "pufferlib_pendulum": make_task(pufferlib_ppo, "continuous", -200, SWINGS_UP),
     "pufferlib_memory": make_task(pufferlib_ppo, "memory", 0.9, ANSWERS),
     "pufferlib_memory_feedforward": make_task(pufferlib_ppo, "memory", 0.9, ANSWERS, memory=None),
-    **{
-        f"minatar_{game.lower()}": make_task(
-            pufferlib_ppo, "minatar", threshold, "PPO in Goldie et al. 2024", env_id=f"{game}-MinAtar"
-        )
-        for game, threshold in MINATAR.items()
-    },
-    **{
-        f"popgym_{name}": make_task(
-            pufferlib_ppo, "popgym", best, "best of 13 memories, 15M steps",
-            env_id=f"popgym:{game}", total_timesteps=millions * 1_000_000, **changes,
-        )
-        for name, (game, millions, best, changes) in POPGYM.items()
-    },
+    **{f"minatar_{game.lower()}": make_task(pufferlib_ppo, "minatar", threshold, GOLDIE, env_id=f"{game}-MinAtar")
+       for game, threshold in MINATAR.items()},
+    **{f"popgym_{name}": make_task(
+        pufferlib_ppo, "popgym", best, "best of 13 memories, 15M steps", env_id=f"popgym:{game}",
+        total_timesteps=millions * 1_000_000, **changes) for name, (game, millions, best, changes) in POPGYM.items()},
     "ippo_spread": make_task(ippo, "spread", -15, "untrained agents have -27"),
     "ippo_smax_3m": make_task(ippo, "smax", 1.8, "about 80 % of the episodes won"),
     "ippo_riddle": make_task(ippo, "riddle", 0.55, "better than telling on the last night without a signal, 0.48"),
     "classic_mountain_car": make_task(classic, "mountain_car", -110.4, "rl-baselines3-zoo's PPO, one agent, 1M steps"),
     "classic_mountain_car_250k": make_task(
-        classic, "mountain_car_250k", -118, "gymnax-blines, as its figure shows, 250k steps"
-    ),
+        classic, "mountain_car_250k", -118, "gymnax-blines, as its figure shows, 250k steps"),
     "classic_acrobot": make_task(classic, "acrobot", -81.3, "SLM-Lab's PPO, 300k steps"),
     "classic_mountain_car_continuous": make_task(
-        classic, "mountain_car_continuous", 91.5, "rl-baselines3-zoo's recurrent PPO, one agent, 300k steps"
-    ),
+        classic, "mountain_car_continuous", 91.5, "rl-baselines3-zoo's recurrent PPO, one agent, 300k steps"),
     "classic_cartpole": make_task(classic, "cartpole", 500, "the largest return"),
     "brax_inverted_pendulum": make_task(
         cleanrl_ppo, "continuous", 990, ALL_OF_IT, env_id="brax:inverted_pendulum", total_timesteps=150_000, **SIMULATED
     ),
     "playground_cartpole_balance": make_task(
         cleanrl_ppo, "continuous", 950, ALL_OF_IT, env_id="playground:CartpoleBalance", total_timesteps=500_000,
-        **SIMULATED,
-    ),
+        **SIMULATED),
     "craftax_classic": make_task(
         cleanrl_ppo, "discrete", 12.6, DISTILLATION,
         env_id="craftax:Craftax-Classic-Symbolic-v1,reset_ratio=16", total_timesteps=1_000_000, num_envs=64,
-        num_steps=64, num_minibatches=8, learning_rate=1e-3, gae_lambda=0.8, max_grad_norm=1.0,
-    ),
+        num_steps=64, num_minibatches=8, learning_rate=1e-3, gae_lambda=0.8, max_grad_norm=1.0),
     "craftax_classic_memory": Task(craftax.make_train, craftax.Config(), 12.6, DISTILLATION),
     "gsde_mountain_car_continuous": make_task(
         library_ppo, "stable_baselines3", 90, GYMNASIUM, env_id="MountainCarContinuous-v0", total_timesteps=300_000,
-        noise_steps=256,
-    ),
-    **{
-        name: make_task(cleanrl_ppo, "discrete", 0.95, "of 1", episodes=5000, **{**CONNECT_FOUR, **changes})
-        for name, changes in {
-            "connect_four": {},
-            "connect_four_6m": {"total_timesteps": 6_000_000},
-            "connect_four_self_play": {"env_id": "pgx:connect_four,opponent=self"},
-        }.items()
-    },
+        noise_steps=256),
+    "connect_four": connect_four(), "connect_four_6m": connect_four(total_timesteps=6_000_000),
+    "connect_four_self_play": connect_four(env_id="pgx:connect_four,opponent=self"),
     "hybrid_golf": make_task(cleanrl_ppo, "golf", 4, "four strokes"),
     "hybrid_golf_discretized": Task(make_discretized, cleanrl_ppo.PRESETS["golf"], 4, "four strokes"),
     "rnd_deep_sea": Task(rnd.make_train, rnd.Config(), 0.98, "finds the treasure in every episode"),

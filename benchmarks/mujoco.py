@@ -3,9 +3,9 @@
     python -m benchmarks mujoco HalfCheetah-v5 --steps 1e6 --seeds 10 --variant refresh_rollout
 
 After every 1/20 of a run (`--evaluations`), 10 episodes are played with the mode of the policy and frozen statistics.
-Tianshou reports the best of these evaluations, which favors a lucky one; the records, <task>_<steps>_<variant>_<first
-seed> of benchmarks/results/mujoco.jsonl, have all of them. A variant is `mujoco_ppo` with one choice or a few
-changed, or `trpo`.
+Like Tianshou, the table shows the best evaluation, by its mean over the seeds, which favors a lucky one; the records,
+<task>_<steps>_<variant>_<first seed> of benchmarks/results/mujoco.jsonl, have all of them. A variant is `mujoco_ppo`
+with one choice or a few changed, or `trpo`.
 """
 
 from __future__ import annotations

@@ -78,9 +78,7 @@ def make_workload(time: int, envs: int) -> Arrays:
     }
 
 
-def scan_by_hand(
-    *arrays: jax.Array, gamma: float = GAMMA, gae_lambda: float = LAMBDA, unroll: int = 16
-) -> tuple[jax.Array, ...]:
+def scan_by_hand(*arrays: jax.Array, gamma: float = GAMMA, gae_lambda: float = LAMBDA, unroll: int = 16) -> Any:
     """A scan whose closure does everything: V-trace if the log-ratios come first, else GAE."""
 
     def delta(ratio: list[Any], reward: Any, value: Any, follows: Any, terminated: Any) -> tuple[Any, Any]:
@@ -110,9 +108,7 @@ def rlax_gae(reward: jax.Array, value: jax.Array, shifted: jax.Array, terminated
     return advantage, advantage + value
 
 
-def rlax_vtrace(
-    log_ratio: jax.Array, reward: jax.Array, value: jax.Array, shifted: jax.Array, terminated: jax.Array
-) -> Any:
+def rlax_vtrace(log_ratio: Any, reward: Any, value: Any, shifted: Any, terminated: Any) -> Any:
     """`rlax.vtrace_td_error_and_advantage`; its policy advantage mixes the target with lambda and is not compared."""
     estimate = jax.vmap(rlax.vtrace_td_error_and_advantage, (1, 1, 1, 1, 1, None), 1)
     out = estimate(value, shifted, reward, GAMMA * (1 - terminated), jnp.exp(log_ratio), LAMBDA)
@@ -163,6 +159,7 @@ def make_cases() -> dict[str, Case]:
     steps = ("reward", "value", "next_value", "terminated", "truncated")
     uncut = ("reward", "value", "shifted_value", "terminated")
     recurrence = functional.reverse_recurrence
+    associative = partial(recurrence, implementation="associative")
     surrogate = partial(functional.clipped_surrogate, clip_eps=CLIP)
     metrics = ("log_prob", "current_log_prob", "advantage")
     values = ("current_value", "value", "target", "log_prob")
@@ -176,20 +173,19 @@ def make_cases() -> dict[str, Case]:
     def shuffled(permutation: Callable[..., jax.Array]) -> Method:
         return lambda key, x: permutation(jax.random.wrap_key_data(key), x.size)
 
-    def with_rlax(name: str, method: Method) -> dict[str, Method]:
-        return {name: method} if rlax else {}
+    def with_rlax(method: Method) -> dict[str, Method]:
+        return {"rlax": method} if rlax else {}
 
+    permutation, of_jax = map(shuffled, (functional.permutation, jax.random.permutation))
     return {
         "gae": Case(steps, gae, {"unrolled": scan_by_hand}),
-        "gae_terminated": Case(uncut, gae, with_rlax("rlax", rlax_gae)),
+        "gae_terminated": Case(uncut, gae, with_rlax(rlax_gae)),
         "vtrace": Case(("log_ratio", *steps), vtrace, {"unrolled": scan_by_hand}),
-        "vtrace_terminated": Case(("log_ratio", *uncut), vtrace, with_rlax("rlax", rlax_vtrace)),
-        "reverse_recurrence": Case(
-            ("delta", "trace"), recurrence, {"associative": partial(recurrence, implementation="associative")}
-        ),
+        "vtrace_terminated": Case(("log_ratio", *uncut), vtrace, with_rlax(rlax_vtrace)),
+        "reverse_recurrence": Case(("delta", "trace"), recurrence, {"associative": associative}),
         "next_values": Case(("value", "last_value", "truncated", "final_value"), functional.next_values),
         "advantage_normalize": Case(("advantage",), functional.advantage_normalize),
-        "clipped_surrogate": Case(("log_ratio", "advantage"), surrogate, with_rlax("rlax", rlax_surrogate), wrt=0),
+        "clipped_surrogate": Case(("log_ratio", "advantage"), surrogate, with_rlax(rlax_surrogate), wrt=0),
         "value_loss": Case(("value", "target"), functional.value_loss, wrt=0),
         "clipped_value_loss": Case(values[:3], partial(functional.clipped_value_loss, clip_eps=CLIP), wrt=0),
         "approx_kl": Case(("log_ratio",), functional.approx_kl, wrt=0),
@@ -197,9 +193,7 @@ def make_cases() -> dict[str, Case]:
         "explained_variance": Case(("value", "target"), functional.explained_variance),
         "segment_priorities": Case(("advantage",), partial(functional.segment_priorities, alpha=0.8)),
         "importance_weights": Case(("probabilities", "indices"), partial(functional.importance_weights, beta=0.4)),
-        "permutation": Case(
-            ("key", "value"), shuffled(functional.permutation), {"jax": shuffled(jax.random.permutation)}, alike=False
-        ),
+        "permutation": Case(("key", "value"), permutation, {"jax": of_jax}, alike=False),
         "pp.gae": try_part(pp.gae(**estimate), written, *steps),
         "pp.vtrace": try_part(pp.vtrace(**estimate), written, "log_ratio", *steps),
         "pp.advantage_normalize": try_part(pp.advantage_normalize(), lambda batch: batch.advantage, "advantage"),
@@ -244,12 +238,6 @@ def measure_calls(cases: Mapping[str, tuple[Any, ...]], rounds: int, long: float
     return {name: [x / loops[name][1] for x in each] for name, each in taken.items()}
 
 
-def check(results: Mapping[str, Any]) -> None:
-    """Raise unless all ways give the same numbers, as far as they are compared: the first two arrays."""
-    common = min(2, *(len(jax.tree.leaves(result)) for result in results.values()))
-    _timing.assert_same({name: jax.tree.leaves(result)[:common] for name, result in results.items()})
-
-
 def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dict[str, Any]]:
     """One row per method."""
     args = tuple(arrays[name] for name in case.reads)
@@ -258,8 +246,10 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
         methods |= case.rivals
     if direction == "gradient":
         methods = {name: differentiate(method, case.wrt) for name, method in methods.items()}
-    if case.alike and len(methods) > 1:
-        check({name: jax.jit(method)(*args) for name, method in methods.items()})
+    if case.alike and len(methods) > 1:  # as far as they are compared: the first two arrays
+        results = {name: jax.tree.leaves(jax.jit(method)(*args)) for name, method in methods.items()}
+        common = min(2, *map(len, results.values()))
+        _timing.assert_same({name: result[:common] for name, result in results.items()})
     program = jax.make_jaxpr(methods["ours"])(*args).jaxpr
     used = {id(x) for operation in program.eqns for x in operation.invars}  # of other arguments, only the shape
     moved = [x.aval for x in (*(x for x in program.invars if id(x) in used), *program.outvars)]

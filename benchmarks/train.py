@@ -34,8 +34,9 @@ from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training._program import compiler_options
 
 from . import _timing
-from ._shared import collect, make_parser
+from ._shared import Record, collect, make_parser
 
+Run = Callable[[jax.Array], Any]
 STEPS, EPOCHS, MINIBATCHES, HIDDEN = 128, 4, 4, 64
 CARTPOLE, BREAKOUT = "CartPole-v1", "Breakout-MinAtar"
 SETTINGS = {  # name: environment, how many of it, seeds trained at once, updates
@@ -51,7 +52,7 @@ SETTINGS = {  # name: environment, how many of it, seeds trained at once, update
     "breakout-8192": (BREAKOUT, 8192, 1, 4),
 }
 ON_CPUS = [name for name, (_, number, *_) in SETTINGS.items() if number <= 2048]
-HOST_RIVALS = ("sbx", "sb3")  # these step the environments in Python
+HOST_RIVALS, MODULES = ("sbx", "sb3"), {"sb3": "stable_baselines3"}  # these step the environments in Python
 ONE_SEED, SAME_OPTIONS = "cleanrl, one seed", "purejaxrl, same options"
 OURS = ("cleanrl", "cleanrl, all at once", "pufferlib", ONE_SEED)
 
@@ -65,7 +66,7 @@ class FiveTuple(purerl.GymnaxWrapper):
         return obs, state, reward, terminated | truncated, {}
 
 
-def make_rejax(env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any]:
+def make_rejax(env_id: str, num_envs: int, updates: int) -> Run:
     """rejax's PPO, without its evaluations."""
     from rejax import PPO
 
@@ -83,7 +84,7 @@ def make_rejax(env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array]
     return train
 
 
-def make_purejaxrl(clone: str, env_id: str, num_envs: int, updates: int) -> Callable[[jax.Array], Any]:
+def make_purejaxrl(clone: str, env_id: str, num_envs: int, updates: int) -> Run:
     """PureJaxRL's `ppo.py`, with its own settings, from a clone of its repository."""
     make = gymnax.make
 
@@ -92,11 +93,8 @@ def make_purejaxrl(clone: str, env_id: str, num_envs: int, updates: int) -> Call
         return FiveTuple(env), env_params
 
     absent = ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix")
-    with (
-        mock.patch.dict(sys.modules, dict.fromkeys(absent, mock.MagicMock())),
-        mock.patch.object(sys, "path", sys.path),
-    ):
-        sys.path = [str(Path(clone) / "purejaxrl"), *sys.path]
+    stubs, path = dict.fromkeys(absent, mock.MagicMock()), [str(Path(clone) / "purejaxrl"), *sys.path]
+    with mock.patch.dict(sys.modules, stubs), mock.patch.object(sys, "path", path):
         module = importlib.import_module("ppo")
     config = {
         "LR": 2.5e-4, "NUM_ENVS": num_envs, "NUM_STEPS": STEPS, "TOTAL_TIMESTEPS": updates * num_envs * STEPS,
@@ -119,31 +117,24 @@ def make_on_host(name: str, env_id: str, num_envs: int, updates: int, normalize:
     } | changes  # fmt: skip
     settings.setdefault("batch_size", STEPS * num_envs // MINIBATCHES)
     if name == "sb3":
-        import torch
-        from stable_baselines3 import PPO
-
-        torch.set_num_threads(1)
+        importlib.import_module("torch").set_num_threads(1)
         settings["device"] = "cpu"
-    else:
-        from sbx import PPO
-
     environments = make_vec_env(env_id, num_envs)
-    model = PPO("MlpPolicy", VecNormalize(environments) if normalize else environments, **settings)
+    library = importlib.import_module(MODULES.get(name, name))
+    model = library.PPO("MlpPolicy", VecNormalize(environments) if normalize else environments, **settings)
     return lambda: model.learn(updates * num_envs * settings["n_steps"]).num_timesteps
 
 
 def is_installed(name: str) -> bool:
     """Whether a rival is installed."""
-    return importlib.util.find_spec({"sb3": "stable_baselines3"}.get(name, name)) is not None
+    return importlib.util.find_spec(MODULES.get(name, name)) is not None
 
 
-def make_programs(
-    env_id: str, num_envs: int, updates: int, seeds: int, clone: str | None = None
-) -> dict[str, Callable[[jax.Array], Any]]:
+def make_programs(env_id: str, num_envs: int, updates: int, seeds: int, clone: str | None = None) -> dict[str, Run]:
     """`train(key)` of every program that can take part in a setting."""
     common = {"env_id": env_id, "total_timesteps": updates * num_envs * STEPS, "num_envs": num_envs, "num_steps": STEPS}
     config = cleanrl_ppo.Config(**common)
-    found: dict[str, Callable[[jax.Array], Any]] = {"cleanrl": cleanrl_ppo.make_train(config)}
+    found: dict[str, Run] = {"cleanrl": cleanrl_ppo.make_train(config)}
     if clone is not None:
         found["purejaxrl"] = found[SAME_OPTIONS] = make_purejaxrl(clone, env_id, num_envs, updates)
     if seeds > 1:
@@ -158,9 +149,7 @@ def make_programs(
     return found
 
 
-def compile_in_turn(
-    calls: dict[str, tuple[Callable[..., Any], jax.Array]], times: int
-) -> tuple[dict[str, Callable[[], Any]], dict[str, list[dict[str, float]]]]:
+def compile_in_turn(calls: dict[str, tuple[Run, jax.Array]], times: int) -> tuple[dict[str, _timing.Thunk], Any]:
     """Compile each program with its argument several times, in a new order each; the calls, and the seconds."""
     thunks: dict[str, Callable[[], Any]] = {}
     seconds: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
@@ -175,9 +164,7 @@ def compile_in_turn(
     return thunks, seconds
 
 
-def measure(
-    setting: str, rounds: int, compilations: int, clone: str | None, only: Sequence[str]
-) -> list[dict[str, Any]]:
+def measure(setting: str, rounds: int, compilations: int, clone: str | None, only: Sequence[str]) -> list[Record]:
     """One row for each program of a setting (cleanrl and `only`, if there are any), compiled and timed in turn."""
     env_id, num_envs, seeds, updates = SETTINGS[setting]
     each, key = num_envs * STEPS, jax.random.key(0)

@@ -264,7 +264,7 @@ RECIPES: dict[str, tuple[Any, Callable[..., Any]]] = {
 def make_both(recipe: str, **settings: Any) -> tuple[training.Train, State, Callable[..., Any]]:
     """The run of a recipe, and the first state and the update of its rival."""
     module, by_hand = RECIPES[recipe]
-    config = module.Config(**settings)
+    config = module.Config(**settings, microbatch=None)  # as the rival, which evaluates minibatches whole
     train = module.make_train(config)
     optimizers, update = by_hand(config, train.policy)
     params = train.init(jax.random.key(0)).learner.params

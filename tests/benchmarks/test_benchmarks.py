@@ -21,7 +21,6 @@ import scipy.stats
 from benchmarks import __main__ as command_line
 from benchmarks import _pages, _shared, _tables, atari, classic, explain, house, learning, report, reproduce, train
 from benchmarks._runs import make_keys, measure_training, train_in_stages
-from benchmarks.parts import check
 from ppo_parts.training import EpisodeResults
 
 programs = train.make_programs
@@ -58,7 +57,7 @@ def test_repeats_differ_and_wrong_numbers_are_not_timed():
     np.testing.assert_array_equal(jax.jit(repeated)(5, jax.numpy.ones(6)), np.full(6, 1.0 + 4))
     for wrong in (1.1, float("nan")):
         with pytest.raises(AssertionError, match="wrong differs from ours"):
-            check({"ours": (jax.numpy.ones(3),), "wrong": (wrong * jax.numpy.ones(3),)})
+            train._timing.assert_same({"ours": (jax.numpy.ones(3),), "wrong": (wrong * jax.numpy.ones(3),)})
 
 
 @pytest.mark.slow
