@@ -126,6 +126,11 @@ def _check_schedule(where: str, name: str, schedule: Callable[[Any], Any], limit
             raise UserValueError(message, **place)
         if known and np.float64(end) not in _widen(allowed):
             raise UserValueError(f"must lie in {limits}, but its schedule is {float(end):g} {when}", **place)
+    try:
+        jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+        message = f"must be a schedule that JAX can trace: write {schedule!r} with jax.numpy, and without `if`"
+        raise UserTypeError(message, **place) from error
 
 
 def _bound_scheduled(x: Any, limits: Range) -> Array:

@@ -115,9 +115,9 @@ def check_axes(where: str, batch: Batch) -> None:
 def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
     """Replace masked numbers by 0 if they would make a network's gradient NaN, as 0 * inf does.
 
-    All masked numbers are replaced if networks evaluate each step separately. If minibatches keep time or a policy has
-    several agents, the results at other steps may depend on masked numbers. Then only numbers that are not finite, or
-    whose squares overflow, are replaced.
+    All masked numbers (except pixels) are replaced if networks evaluate each step separately. If minibatches keep time
+    or a policy has several agents, the results at other steps may depend on masked numbers. Then only numbers that are
+    not finite, or whose squares overflow, are replaced.
     """
     if batch.mask is None:
         return batch
@@ -125,9 +125,12 @@ def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
     alone = not keeps_time and batch.carry is None and keep.ndim == 2
 
     def finite(x: Array) -> Array:
-        if not jnp.issubdtype(x.dtype, jnp.floating) or x.shape[: keep.ndim] != keep.shape:
+        if x.shape[: keep.ndim] != keep.shape:
             return x
         kept = unsqueeze(keep, x.ndim)
+        if not jnp.issubdtype(x.dtype, jnp.floating):  # an embedding of an integer that is too large is NaN
+            ids = alone and jnp.issubdtype(x.dtype, jnp.integer) and x.dtype != jnp.uint8
+            return jnp.where(kept, x, 0) if ids else x
         wide = x.astype(accumulator_dtype(x))
         harmless = jnp.square(wide) <= jnp.finfo(wide.dtype).max  # False for NaN
         return jnp.where(kept if alone else harmless | kept, x, 0)

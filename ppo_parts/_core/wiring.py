@@ -65,8 +65,8 @@ def check_order(parts: Sequence[Part]) -> None:
             )
         written = {field for earlier in parts[:index] for field in earlier.provides}
         for field in part.requires:
-            # A part that both requires and provides a field only changes it, and does not create it.
-            makers = [x for x in parts[index + 1 :] if field in x.provides and field not in x.requires]
+            # A part that both reads and provides a field only changes it, and does not create it.
+            makers = [x for x in parts[index + 1 :] if field in x.provides and not reads_field(x, field)]
             if field not in written and makers:
                 raise UserValueError(
                     f"chain: {part.name} needs {field}, which is produced later, by {makers[0].name}: put "
@@ -105,21 +105,24 @@ def check_every_write_has_an_effect(shared: Sequence[Part], tails: Iterable[Sequ
     for index, part in enumerate(shared):
         _check_read(part, [(*shared[index + 1 :], *tail) for tail in tails])
     for tail in tails:
+        divides = find_sampler(tail)
         for index, part in enumerate(tail):
             _check_in_time(part, tail[:index], tail[index + 1 :])
-            _check_read(part, [tail[index + 1 :]])
+            _check_read(part, [tail[index + 1 :]], evaluated=divides is not None and index > divides)
 
 
-def _check_read(part: Part, paths: Sequence[Sequence[Part]]) -> None:
-    """Raise if the part writes fields and no path after it reads any of them."""
+def _check_read(part: Part, paths: Sequence[Sequence[Part]], evaluated: bool = False) -> None:
+    """Raise if the part writes fields and no path after it reads any of them; the policy may be `evaluated` already."""
     written = [field for field in part.provides if field.partition(".")[0] not in BY_THE_LEARNER]
-    if not written or any(_is_read(written, path) for path in paths):
+    if not written or any(_is_read(written, path, evaluated) for path in paths):
         return
     why, remedy = "so it would have no effect", "put it before the losses that should use it, or leave it out"
     if all("." in field for field in written):
         remedy += "; if only the policy reads it, name it in the reads of a later part"
-    if written == ["weight"]:
-        remedy = "add advantage_weight(), or a loss with coef=pp.field('weight'), after it, or set beta=0"
+    if evaluated and not NAMED_BY_POLICIES.isdisjoint(written):
+        remedy = "put it before the sampler, because the policy has already been evaluated on the minibatch"
+    elif written == ["weight"]:
+        remedy = "add advantage_weight(), or a loss with coef=pp.field('weight'), after it, or draw without weights"
     elif not any(_adds_loss(later) for path in paths for later in path):
         why, remedy = "because there is no loss", "put one, such as clipped_surrogate(), after the sampler"
     raise UserValueError(
@@ -128,13 +131,13 @@ def _check_read(part: Part, paths: Sequence[Sequence[Part]]) -> None:
     )
 
 
-def _is_read(fields: Sequence[str], later: Sequence[Part]) -> bool:
+def _is_read(fields: Sequence[str], later: Sequence[Part], evaluated: bool) -> bool:
     """Return whether a later part may read one of the fields before other parts have overwritten them."""
     for reader in later:
         evaluates = any(path.partition(".")[0] == "current" for path in list_reads(reader))
         if reader.reads is None or any(reads_field(reader, field) for field in fields):
             return True
-        if evaluates and not NAMED_BY_POLICIES.isdisjoint(fields):
+        if evaluates and not evaluated and not NAMED_BY_POLICIES.isdisjoint(fields):
             return True
         fields = [field for field in fields if field not in reader.provides]
     return False

@@ -98,6 +98,10 @@ def within(
             there = ", ".join(list_reads(part))
             raise UserValueError(f"within: {part.name} does not read {field!r}; it reads {there or 'nothing'}")
     _check_one_critic(name, part, reading)
+    acts = writing or part.amend or part.finish or not {"losses", "stop"}.isdisjoint(part.provides)
+    if part.provides and not acts:
+        says = f"within: {part.name} writes only {', '.join(part.provides)}, which would be discarded"
+        raise UserValueError(f"{says}: give write={{...}}")
 
     def inner(batch: Batch) -> Batch:
         """Return the batch that the part receives.

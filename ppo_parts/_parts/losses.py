@@ -299,7 +299,7 @@ def check_loss(
         call = ", ".join((*inputs, *(f"{name}=..." for name in ("mask", *hyperparameters))))
         raise UserTypeError(f"{where}: {getattr(loss, '__name__', loss)}({call}): {error}") from None
     one = np.zeros((1, 1), np.float32)
-    first = {key: one + 1 if isinstance(x, Field) else value_at(x, 0) for key, x in hyperparameters.items()}
+    first = {key: one + 1 if isinstance(x, Field) else value_at(x, np.int32(0)) for key, x in hyperparameters.items()}
     result = jax.eval_shape(lambda x: loss(x, x, mask=None, **first), one) if probe else one
     if (shape := getattr(result, "shape", "not an array")) != one.shape:
         raise UserValueError(

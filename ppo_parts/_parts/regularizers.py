@@ -88,7 +88,8 @@ def kl_penalty(
     adaptive, analytic, forward = target_kl is not None, estimator == "analytic", direction == "reference_to_current"
     of_behavior, only_measures = reference == "behavior", is_zero(coef)  # 0 * inf would be NaN
     coef = check_number(where, "coef", coef, POSITIVE if adaptive else None, schedule=not adaptive, field=not adaptive)
-    numbers = {"target_kl": check_number(where, "target_kl", target_kl, POSITIVE)} if adaptive else {"coef": coef}
+    goal = {"target_kl": check_number(where, "target_kl", target_kl, POSITIVE)} if adaptive else {}
+    numbers = {"coef": coef} | goal
 
     def divergence(batch: Batch) -> Array:
         if analytic:
@@ -199,7 +200,7 @@ def adaptive_entropy_bonus(
 
     return Part(
         init, update, where, provides=("losses",), reads=("current.distribution", "mask"), place="after_sampler",
-        numbers=numbers, policy_loss=False,
+        numbers=numbers | {"coef": coef}, policy_loss=False,
     )  # fmt: skip
 
 

@@ -91,8 +91,9 @@ def replay(num_rollouts: Count, like: Batch) -> Part:
 
 def _stored_with(batch: Batch, state: ReplayState) -> ReplayState:
     """Return the state with the oldest rollout replaced by this one."""
+    needed = (*NEEDED, "truncated") if "terminated" in state.fields else NEEDED
     given = {name: getattr(batch, name) for name in state.fields}
-    ours, theirs = (_paths(x) for x in (state.fields, given | {name: getattr(batch, name) for name in NEEDED}))
+    ours, theirs = (_paths(x) for x in (state.fields, given | {name: getattr(batch, name) for name in needed}))
     if different := ours ^ theirs:
         path = min(different)
         has, lacks = ("like", "the rollout") if path in ours else ("the rollout", "like")

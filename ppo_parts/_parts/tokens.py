@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import functional
 from .._base.checked import Count, checked
@@ -239,7 +240,8 @@ def importance_correction(
     """
     where = "importance_correction"
     numbers = check_numbers(where, low=low, high=high)
-    check_order(where, {name: value_at(x, 0) for name, x in numbers.items()}, "low", "high")  # in the first update
+    first = {name: value_at(x, np.int32(0)) for name, x in numbers.items()}
+    check_order(where, first, "low", "high")
 
     def update(batch: Batch, low: Any, high: Any) -> Batch:
         check_same_shape(where, advantage=batch.advantage, log_prob=batch.log_prob)

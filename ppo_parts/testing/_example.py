@@ -149,14 +149,14 @@ def example_context(seed: int = 0, dtype: Any = jnp.float32) -> Context:
 
 
 def poison(batch: Batch, kind: str) -> Batch:
-    """Return `batch` with other numbers ("noise" or "nan") wherever the mask is 0."""
+    """Return `batch` with other numbers (those of other elements, "noise", or "nan") wherever the mask is 0."""
     keep, rng = np.asarray(batch.mask, bool), np.random.default_rng(5)
 
     def replace(x: Array, keep: Any = keep) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             noise: Any = 1 - x
         else:
-            noise = np.full(x.shape, np.nan) if kind == "nan" else rng.normal(size=x.shape)
+            noise = np.full(x.shape, np.nan) if kind == "nan" else rng.permutation(np.ravel(x)).reshape(x.shape)
         return jnp.where(unsqueeze(keep, x.ndim), x, jnp.asarray(noise, x.dtype))
 
     fields = (*FLOATS, *TREES, "action", "terminated", "truncated")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import experimental
 
 from .._base.trees import are_alike, is_key, to_data
@@ -308,7 +309,7 @@ def state_is_stable(subject: Subject) -> str | None:
         if part.finish is not None:
             results["finish"] = state, jax.eval_shape(subject.finish, batch, state, context)
         if part.amend is not None:
-            given = context.params, (), state, state, context
+            given = context.params, optax.adam(0.0).init(context.params), state, state, context
             results["amend"] = context.params, jax.eval_shape(part.amend, *given)[0]
         for function, (before, after) in results.items():
             if not are_alike(describe(before), describe(after)):

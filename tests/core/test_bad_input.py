@@ -39,6 +39,7 @@ REPLAY = pp.replay(2, BATCH.replace(obs=BATCH.obs.astype(jnp.uint8)))
 TWO, FIVE = {"actor": SGD, "critic": SGD}, jnp.ones(5)
 RECURRENT = {"evaluate": pp.Policy(lambda key: {}, lambda params, batch: batch.reset[0], jnp.zeros)}
 COUNTS = pp.Part(lambda *_: 0.0, lambda b, s, c: (b, s), "counts", finish=lambda b, s, c: s + b.advantage * 2)
+AUGMENT = pp.stateless(lambda b: b.replace(obs=-b.obs), requires=("obs",), provides=("obs",), reads=())
 given, learner = BATCH.replace, functools.partial(pp.learner, evaluate, optimizer=SGD)
 
 
@@ -287,6 +288,10 @@ VALUE_ERRORS = {
     "delta must lie in (0, inf], but its schedule is -1 at the end": lambda: pp.critics.critic_loss(
         f.huber_value_loss, delta=lambda step: 1 - 2 * jnp.minimum(step, 1)
     ),
+    "within: gae writes only advantage, target, which would be discarded": lambda: LENS(GAE),
+    "put it before the sampler, because the policy has already been evaluated": (GAE, FULL, AUGMENT, SURROGATE),
+    "replay: the rollout has truncated, but like does not":
+        lambda: replayed(BATCH.replace(truncated=None), BATCH),
     "zero_sum: ... must write the advantage, but value_loss writes losses": lambda: pp.agents.zero_sum(VALUE),
     "zero_sum ... extras.seat": (pp.agents.zero_sum(GAE), ACTOR),
     "give temporal, spatial or both": lambda: pp.regularizers.smoothness_loss(temporal=None, spatial=None),
@@ -400,6 +405,9 @@ TYPE_ERRORS = {
         lambda: pp.kl_penalty(coef=pp.field("extras.w"), target_kl=0.01),
     "linear_schedule: init_value must be a number": lambda: pp.linear_schedule("0.2", 1.0, 9),
     "advantage_normalize: axis must ... 'time'": lambda: pp.advantage_normalize(axis="time"),
+    "clip_eps must be a schedule that JAX can trace": lambda: pp.clipped_surrogate(
+        clip_eps=lambda step: float(np.interp(step, [0, 10], [0.2, 0.1]))
+    ),
     "gamma must be a number, but its schedule is 'x' at step 0": lambda: pp.gae(gamma=lambda _: "x", gae_lambda=0.9),
     "for all steps, and ... failed at 536870912: index":
         lambda: pp.clipped_surrogate(clip_eps=lambda step: np.array([0.2, 0.1])[step]),

@@ -51,7 +51,7 @@ def test_a_part_has_the_signatures_and_the_place_it_documents(case):
     assert part.name in (case.make.__name__, "_double", "chain")
     stated = re.search(r"Place: (before|after) the sampler(?!, or)", case.make.__doc__)
     assert stated is None or part.place == f"{stated[1]}_sampler"
-    assert part.reads is not None or case.make in (pp.stateless, pp.symmetry.mirror_segments)  # which read anything
+    assert part.reads is not None or case.make is pp.stateless  # which reads anything
     with pytest.raises(TypeError):
         case.part(nonsense=1)
 
@@ -319,6 +319,19 @@ def test_what_laws_say_locates_a_difference_and_does_not_advise_what_was_given()
     with pytest.raises(pp.errors.UserError, match=r"faulty raised TypeError: .* not subscriptable$"):
         testing.check_part(wrong, batch=testing.example_batch, context=lambda *given: testing.example_context(*given))
     assert _laws.compare([np.array([np.nan, 1.0])], [np.array([np.nan, 2.0])]) == "0 is 1 instead of 2 at index (1,)"
+
+
+def test_laws_hold_with_hyperparameters_in_fields_and_for_parts_that_read_the_optimizer():
+    def batch(*given):
+        made = testing.example_batch(*given)
+        return made.add_extras(eps=0.1 + jnp.abs(made.reward))
+
+    def amend(params, opt_state, *rest):
+        adam, *others = opt_state
+        return params, (adam, *others)
+
+    testing.check_part(pp.clipped_surrogate(clip_eps=pp.field("extras.eps")), batch=batch)
+    testing.check_part(part(amend=amend))
 
 
 test_check_part_says_what_is_wrong = refused(

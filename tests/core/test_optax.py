@@ -33,10 +33,10 @@ KEYWORDS["selective_transform"] = {"freeze_mask": MATRIX}
 UNDECLARED = {"dog", "dowg", "hutchinson_estimator_diag_hessian", "scale_by_factored_rms"}
 RUN = {"adam", "lbfgs", "polyak_sgd", "adaptive_grad_clip", "set_to_zero", "reduce_on_plateau"}
 ERRORS = {  # what the error says to do
-    "lookahead": "keeps parameters of its own type .optax.lookahead., needs a loop of your own",
+    "lookahead": "parameters of its own type .optax.lookahead., write a loop of your own",
     **dict.fromkeys(("differentially_private_aggregate", "dpsgd"), "per-example gradients .* needs a loop of your own"),
     "measure_with_ema": "only measures .* belongs in optax.monitor",
-    "scale_by_muon": "(?s)One for some parameters.*: wrap it in optax.masked or optax.partition",
+    "scale_by_muon": "(?s)only for some parameters.*use optax.masked or optax.partition",
 }
 
 

@@ -181,6 +181,11 @@ def test_gradients_at_extreme_parameters_are_finite(kind):
         assert np.isfinite(found).all()
 
 
+def test_curvature_of_the_divergence_is_the_fisher_information_of_beta():
+    information = jax.hessian(lambda alpha: Beta(jnp.array([1.5]), 2.0).kl_divergence(Beta(alpha[None], 2.0)))(1.5)
+    np.testing.assert_allclose(information, -np.diff(scipy.special.polygamma(1, [1.5, 3.5]))[0], rtol=1e-5)
+
+
 ONE, FLOAT8 = jnp.full((3, 2), 0.5), jnp.ones((3, 2), jnp.float8_e4m3fn)
 NOT_REAL = [None, "x", [0.5, 0.5], ONE + 1j, np.full((3, 2), "x"), FLOAT8]
 GSDE = {"loc": ONE, "features": jnp.ones((3, 4)), "std": jnp.ones((4, 2))}

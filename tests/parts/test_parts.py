@@ -162,6 +162,8 @@ def test_mirrored_segments_follow_those_of_their_shard():
     np.testing.assert_array_equal(out.action, batch.action[:, order] * jnp.where(factor < 0, 2, 1))
     np.testing.assert_array_equal(out.log_prob, batch.log_prob[:, order])
     np.testing.assert_array_equal(out.per_segment["group"], order)
+    changes = pp.stateless(lambda batch: batch, requires=("reward",), provides=("reward",), reads=())
+    pp.chain(changes, pp.gae(gamma=0.9, gae_lambda=0.9), part)  # which also writes the reward, but does not make it
 
 
 def test_perturbed_mean_shifts_each_element_by_at_most_the_scale():
