@@ -196,18 +196,20 @@ def learner_rules() -> dict[str, Any]:
     loss = stub("{loss}", provides=("losses",), reads=("value", "mask"))
     blind = stub("{loss}", provides=("losses",), reads=())
     entry = stub("{part}", provides=("extras.value",), reads=())
-    texts = [says(change, blind), says(entry, blind).replace("extras.", ""), says(change)]
-    effect, of_entry, no_loss = (
-        x.replace("value", "{fields}").replace("part after it reads it", "part after it reads {it}") for x in texts
-    )
+    crop = stub("{part}", requires=("obs",), provides=("obs",), reads=())
+
+    def used(text: str, field: str = "value") -> str:
+        return text.replace(field, "{fields}").replace("part after it reads it", "part after it reads {it}")
+
     return {
         "reads": sorted(BY_THE_LEARNER),
         "seen": sorted(NAMED_BY_POLICIES),
         "no_sampler": error_of(divide, change),
-        "unread": effect,
-        "unread_entry": of_entry,
+        "unread": used(says(change, blind)),
+        "unread_entry": used(says(entry, blind).replace("extras.", "")),
+        "unread_seen": used(says(pp.full_batch(), crop, blind), "obs"),
         "unread_weight": says(stub("{part}", provides=("weight",), reads=())),
-        "no_loss": no_loss,
+        "no_loss": used(says(change)),
         "late": says(loss, change).replace("value", "{field}"),
         "late_mask": says(loss, mask),
     }

@@ -16,7 +16,7 @@ function chainError(rules, parts) {
         if (rule.where === "makes") {
           for (const field of part.requires) {
             if (before.some((other) => other.provides.includes(field))) continue;
-            const maker = after.find((other) => other.provides.includes(field) && !other.requires.includes(field));
+            const maker = after.find((other) => other.provides.includes(field) && !readsField(other, field));
             if (maker) return fill(rule.says, { part: part.name, other: maker.name, field });
           }
         } else {
@@ -39,7 +39,7 @@ function learnerError(says, parts) {
   if (parts.some((part) => part.phases)) return null;
   for (const [index, part] of parts.entries()) {
     const [earlier, later] = [parts.slice(0, index), parts.slice(index + 1)];
-    const error = lateError(says, part, earlier, later) ?? unreadError(says, part, later);
+    const error = lateError(says, part, earlier, later) ?? unreadError(says, part, earlier, later);
     if (error) return error;
   }
   return null;
@@ -69,18 +69,21 @@ function reachesLoss(says, field, later, ofPolicy) {
 }
 
 /** The error of a part that writes fields which no later part reads. */
-function unreadError(says, part, later) {
+function unreadError(says, part, earlier, later) {
+  const evaluated = earlier.some((other) => other.divides);
   const fields = part.provides.filter((field) => !says.reads.includes(field.split(".")[0]));
   let left = fields;
   for (const reader of later) {
     if (!reader.reads || left.some((field) => readsField(reader, field))) return null;
     const evaluates = readings(reader).some((path) => path.split(".")[0] === "current");
-    if (evaluates && left.some((field) => says.seen.includes(field))) return null;
+    if (evaluates && !evaluated && left.some((field) => says.seen.includes(field))) return null;
     left = left.filter((field) => !reader.provides.includes(field));
   }
   if (!fields.length) return null;
+  const seen = evaluated && fields.some((field) => says.seen.includes(field));
   const unread = fields.every((field) => field.includes(".")) ? says.unread_entry : says.unread;
-  const text = fields.join() === "weight" ? says.unread_weight : later.some(addsLoss) ? unread : says.no_loss;
+  const other = fields.join() === "weight" ? says.unread_weight : later.some(addsLoss) ? unread : says.no_loss;
+  const text = seen ? says.unread_seen : other;
   return fill(text, { part: part.name, fields: fields.join(" and "), it: fields.length === 1 ? "it" : "them" });
 }
 
