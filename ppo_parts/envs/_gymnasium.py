@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import multiprocessing
 import numbers
@@ -91,7 +92,7 @@ class _SyncVectorEnv(SyncVectorEnv):
             obs, reward, terminated, truncated, info = env.step(action)
             final_obs, final_info = None, {}
             if terminated or truncated:
-                final_obs, final_info = obs, info
+                final_obs, final_info = copy.deepcopy(obs), info  # an environment may reuse its array
                 obs, info = env.reset()
             each.append((obs, reward, terminated, truncated, info, final_obs, final_info))
         seen, *fields, infos, final_obs, final_infos = zip(*each, strict=True)

@@ -264,6 +264,8 @@ def make_playground(
 
     check_known(name, "MuJoCo Playground", registry.ALL_ENVS)
     config = registry.get_default_config(name)
+    if unknown := [override for override in overrides if override not in config]:
+        raise UserValueError(f"{name} has no setting {unknown[0]!r}; it has time_limit, {', '.join(config)}")
     config.update({**({"impl": impl} if "impl" in config else {}), **overrides})
     repeat = config.get("action_repeat", 1)  # Playground's training wrapper applies it
     limit = -(-config.episode_length // repeat) if time_limit is None else time_limit

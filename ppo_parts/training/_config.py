@@ -225,8 +225,10 @@ def validate(options: RunOptions, train: Train) -> None:
         if getattr(options, name) and not options.eval_episodes:
             refuse(name, "needs eval_episodes, the number of episodes in an evaluation")
     best, measured = options.best_metric, set(train.shapes[1])
+    if reserved := measured & {"update", "env_steps"}:
+        raise UserValueError(f"the metric {min(reserved)!r} has the name of a column of metrics.jsonl: rename it")
     if options.eval_episodes:
-        play = functools.partial(train.evaluate_policy, episodes=options.eval_episodes)
+        play = functools.partial(train.evaluate_policy, episodes=options.eval_episodes, mode=options.eval_mode)
         played = jax.eval_shape(play, jax.random.key(0), train.shapes[0])  # fail now rather than after training
         if options.eval_every is not None:
             measured |= {EVALUATION + name for name in (*EpisodeResults._fields[:-1], *played.info)}

@@ -280,10 +280,12 @@ def load(
     if make_train is None:
         make_train = _stored.import_recipe(run.stored.get("recipe"), run.path)
     config = _stored.restore_config(_stored.find_config_type(make_train), run.stored)
-    train = make_train(config)
+    named = _stored.name_recipe(make_train) == run.stored.get("recipe")  # `main` also names what has no decorator
+    train = (_stored.recipe(make_train) if named else make_train)(config)
     update, state = run.restore(train, checkpoint)
     rows: list[_files.Row] = [{}] * update
     for row in run.read_rows(update):
         rows[row["update"]] = row
     metrics = {name: _files.select_metric(rows, name) for name in sorted(set().union(*rows))}
-    return LoadedRun(config, train, state, metrics, update, dataclasses.replace(run.options, resume=run.path))
+    options = dataclasses.replace(run.options, resume=run.path, checkpoint=checkpoint)
+    return LoadedRun(config, train, state, metrics, update, options)

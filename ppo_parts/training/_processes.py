@@ -29,10 +29,11 @@ class _Printer(logging.Handler):
     """A handler that prints warnings to stderr and other messages to stdout, in the first process of a run."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.WARNING:
-            print(record.getMessage(), file=sys.stderr, flush=True)
-        elif is_first():
-            print(record.getMessage(), flush=True)
+        with contextlib.suppress(OSError):  # the terminal or the pipe may be closed; the run must still be saved
+            if record.levelno >= logging.WARNING:
+                print(record.getMessage(), file=sys.stderr, flush=True)
+            elif is_first():
+                print(record.getMessage(), flush=True)
 
 
 @contextlib.contextmanager

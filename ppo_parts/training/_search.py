@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -258,6 +259,7 @@ def sweep(
     train_and_report = objective(make_train, config, search, num_seeds=num_seeds)
     choices = {name: x["choices"] for name, (_, x) in read_search(config, search).items() if "choices" in x}
     grid = optuna.samplers.GridSampler(choices) if len(choices) == len(search) else None
+    number = number if grid is None else min(number, math.prod(map(len, choices.values())))
     folder.mkdir(parents=True, exist_ok=True)
     waits = {"connect_args": {"timeout": 60}}  # seconds to wait while another process writes
     with lock:  # only one process may create the tables

@@ -51,6 +51,7 @@ test_a_wrong_name_or_setting_is_said_with_those_there_are = refused(
     ("gym:tests.env_fakes:Nothing-v1", r"tests\.env_fakes:Nothing-v1: Environment `Nothing` doesn't exist"),
     ("brax:Walk", "Brax has no environment 'Walk'; did you mean 'walk"),
     ("playground:Run", "MuJoCo Playground has no environment 'Run'; it has Walk"),
+    ("playground:Walk,action_repeet=4", "Walk has no setting 'action_repeet'; it has time_limit, "),
     ("craftax:Craftax-v1", "Craftax has no environment 'Craftax-v1'; did you mean 'Craftax-"),
     ("jumanji:Walk", "Jumanji has no environment 'Walk'; did you mean 'Walk-v0"),
     ("pgx:go", "Pgx has no environment 'go'; it has nim"),

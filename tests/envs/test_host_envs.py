@@ -355,6 +355,19 @@ def test_numbers_that_fit_arrive_as_they_are():
         assert obs[0, 0] == out.final_obs[-1, 0, 0] == arrives
 
 
+def test_final_observations_are_kept_if_an_environment_reuses_its_array():
+    buffer = np.zeros(2)
+
+    def reuse(env):
+        buffer[:] = env.episode, env.time
+        return buffer
+
+    vector = _gymnasium._SyncVectorEnv([lambda: Scripted(2, see=reuse)])
+    vector.reset(seed=0)
+    infos = [vector.step(np.array([0]))[-1] for _ in range(2)]
+    np.testing.assert_array_equal(infos[-1]["final_obs"][0], [0, 2])
+
+
 WHOLE = Scripted(action_space=spaces.Box(0, 5, (2,), np.int64))
 GYM, MATRIX = "gym:CartPole-v1", spaces.MultiDiscrete([[2, 3], [2, 2]])
 INFO = r"(make|from_gymnasium): info must be a string or a tuple of strings"

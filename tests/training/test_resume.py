@@ -27,12 +27,14 @@ def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated
     assert run.config == tiny(UPDATES)
     assert run.train is train
     assert run.update == UPDATES
+    plain = vars(make_train).get("__wrapped__", make_train)  # whose module calls `training.main`, which decorates it
+    assert training.load(whole[0], plain).train.recipe == train.recipe
     for path, x in jax.tree.leaves_with_path(run.state.learner.params):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         np.testing.assert_array_equal(x, checkpoint(whole[0])[f"learner.params.{name}"])
     assert run.metrics["loss"].tolist() == [row["loss"] for row in rows(whole[0])]
     earlier = training.load(str(evaluated[0]), make_train, checkpoint=5)
-    assert int(earlier.state.learner.step) == 5
+    assert int(earlier.state.learner.step) == earlier.options.checkpoint == 5
     assert earlier.metrics["env_steps"].tolist() == [16, 32, 48, 64, 80]
     assert np.isfinite(earlier.metrics["evaluation/episode_return"]).tolist() == [False, False, False, False, True]
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+import ppo_parts as pp
 from ppo_parts import training
 from ppo_parts.errors import UserError, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
@@ -71,7 +72,7 @@ def test_run_of_several_seeds_is_one_program(whole, train, make_train, place, mo
     with monkeypatch.context() as patch:
         patch.setattr(training.Train, "evaluate_policy", evaluate_policy)
         several, result = go(train, place, "seeds", on_rows=told.extend, num_seeds=3, eval_mode=True, **EVALUATED)
-    assert traced == [{"episodes": 5}, {"episodes": 5, "mode": True}]
+    assert traced == 2 * [{"episodes": 5, "mode": True}]
     assert {row["loss"].shape for row in told} == {(3,)}
     found = rows(several)
     for mine, alone in zip(found, rows(whole[0]), strict=True):
@@ -153,6 +154,13 @@ REFUSED = [  # changes of the configuration, options, and what is said
     ({}, {"resume": Path("a"), "init_from": Path("b")}, "give one of them"),
     *(({}, {"name": name}, f"run: name must name a folder .*, got '{name}'") for name in ("", "../run", "/tmp/run")),
 ]
+
+
+def test_a_metric_with_the_name_of_a_column_is_refused(tmp_path):
+    own = pp.stateless(lambda batch: batch.add_metrics(update=0.5), reads=())
+    chain = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2), own)
+    with pytest.raises(pp.errors.UserValueError, match="the metric 'update' has the name of a column"):
+        go(cleanrl_ppo.make_train(tiny(), None, chain), tmp_path, "run")
 
 
 def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path):

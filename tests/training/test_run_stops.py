@@ -4,7 +4,9 @@ import dataclasses
 import json
 import os
 import signal
+import sys
 import time
+import unittest.mock
 from types import SimpleNamespace
 
 import jax
@@ -114,6 +116,10 @@ def test_signals_that_stop_end_the_process_when_they_come_again_and_are_agreed_o
     interrupt._before = {signal.SIGHUP: None}
     interrupt.__exit__()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    with monkeypatch.context() as closed:  # a closed terminal must not raise an error, least of all in a signal handler
+        closed.setattr(sys, "stdout", unittest.mock.Mock(write=unittest.mock.Mock(side_effect=OSError(5, "closed"))))
+        with _processes.print_messages():
+            _processes.logger.info("saving")
     # The other processes have not heard of it, so this one may not stop alone.
     interrupt = Interrupt()
     monkeypatch.setattr(_processes, "take_largest", lambda number: interrupt.ask("SIGTERM") or [number])

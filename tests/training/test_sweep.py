@@ -196,6 +196,11 @@ def test_population_based_training_of_ray(tmp_path):
     assert [x.metrics["updates"] for x in found] == [4] * 4
 
 
+def test_each_combination_of_a_grid_is_tried_once(tmp_path):
+    given = {"trials": 5, "update_epochs": {"choices": [1, 2]}}
+    assert [sweep(cleanrl_ppo.make_train, tiny(4), given, tmp_path / "sweep")["complete"] for _ in range(2)] == [2, 2]
+
+
 @pytest.mark.filterwarnings("ignore:Target and region quantiles")  # optuna says this of two trials
 def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
     file, here = tmp_path / "sweep.yaml", ["--directory", str(tmp_path)]
