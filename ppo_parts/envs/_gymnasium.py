@@ -6,6 +6,8 @@ import copy
 import functools
 import multiprocessing
 import numbers
+import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -61,12 +63,21 @@ def make_gym(
             return env
         return gymnasium.wrappers.FlattenObservation(env)
 
+    creator = os.getpid()
+
+    def make_in_worker() -> Any:
+        if os.getpid() != creator:  # a terminal signals the workers, too, but the run must save before they end
+            for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+                if (number := getattr(signal, name, None)) is not None:  # Windows has only the first
+                    signal.signal(number, signal.SIG_IGN)
+        return make_one()
+
     def make_vector(num_envs: int) -> Any:
         try:
-            each, mode = [make_one] * num_envs, AutoresetMode.SAME_STEP
+            mode = AutoresetMode.SAME_STEP
             if vectorization == "async":
-                return AsyncVectorEnv(each, autoreset_mode=mode, context=START_METHOD)
-            return _SyncVectorEnv(each, autoreset_mode=mode)
+                return AsyncVectorEnv([make_in_worker] * num_envs, autoreset_mode=mode, context=START_METHOD)
+            return _SyncVectorEnv([make_one] * num_envs, autoreset_mode=mode)
         except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:  # it says what to install
             raise MissingPackage(f"{env_id}: {error}") from error
         except gymnasium.error.UnregisteredEnv as error:  # raised for a name in a module

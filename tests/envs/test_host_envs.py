@@ -2,6 +2,9 @@
 
 import contextlib
 import functools
+import multiprocessing
+import os
+import signal
 from types import SimpleNamespace
 
 import gymnasium
@@ -196,6 +199,11 @@ def test_processes_and_wrappers_of_gymnasium_change_where_environments_step_and_
         np.testing.assert_array_equal(seen.final_obs, jnp.stack([before, out.final_obs], axis=1))
         np.testing.assert_array_equal(seen.terminated, out.terminated)
     assert out.episode_length.min() < 25
+    workers = [child for child in multiprocessing.active_children() if "AsyncVectorEnv" in child.name]
+    assert len(workers) >= 2
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGINT)  # as a terminal does
+    np.testing.assert_array_equal(stacked.step(KEY, stacked_state, action)[1].obs[:, 0], obs)
 
 
 def reports(env):
