@@ -167,7 +167,7 @@ def _open(train: Train, config: Any, options: RunOptions, stack: contextlib.Exit
         return folder, *folder.rewind(train, options.checkpoint)
     stored = _stored.describe_run(config, train)
     source, done, state = _open_source(train, config, options) if options.init_from is not None else (None, 0, None)
-    env_id, *_ = str(getattr(config, "env_id", "run")).partition(",")  # settings may contain paths
+    env_id = str(getattr(config, "env_id", "run")).partition(",")[0].replace("/", "-")  # settings may contain paths
     name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         path = _find_unused(options.directory / name) if options.name is None else options.directory / options.name

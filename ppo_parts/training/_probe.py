@@ -85,6 +85,8 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     output = evaluate_policy(train.policy, params, batch)
     if output.value is None:
         raise UserValueError("must have a critic, which this policy lacks", where="probe", argument="train")
+    if batch.reward.shape != output.value.shape:
+        raise UserValueError("must have one value per step, not several streams", where="probe", argument="train")
     advantage, target = _estimate_advantages(batch, settings)
     found |= _compare_policies(train, state) | {"action_effect": _change_actions(train, state)}
     found |= _compare_repeated(train, params, batch, output)

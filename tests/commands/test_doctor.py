@@ -255,10 +255,16 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
     assert found["probe/jump_at_end"] > 1
     assert found["probe/dead_units"] == 0
     assert found["probe/no_effect"] == found["probe/actions_ignored"] == 1  # of the steps to the right
-    policy = dataclasses.replace(train.policy, evaluate=lambda p, batch: pp.Output(train.policy(p, batch)[0], None))
-    actor = dataclasses.replace(train, policy=policy)
-    with pytest.raises(pp.errors.UserError, match="critic"):
-        jax.eval_shape(lambda key: training.probe(actor, train.init(key)), jax.random.key(0))
+    for streams, says in ((0, "must have a critic"), (2, "not several streams")):
+
+        def evaluate(params, batch, streams=streams):
+            distribution, value, *_ = train.policy(params, batch)
+            return pp.Output(distribution, jnp.stack(streams * [value], axis=-1) if streams else None)
+
+        actor = copy.copy(train)
+        object.__setattr__(actor, "policy", dataclasses.replace(train.policy, evaluate=evaluate))
+        with pytest.raises(pp.errors.UserError, match=says):
+            jax.eval_shape(lambda key, actor=actor: training.probe(actor, train.init(key)), jax.random.key(0))
 
 
 def test_a_probe_sees_that_updates_go_the_wrong_way():

@@ -120,7 +120,9 @@ def test_run_folder_is_new_or_named_with_the_reason_why_it_cannot_be_used(train,
     for _ in range(2):
         with open_run(train, tiny(), RunOptions(directory=tmp_path)) as (folder, *_):
             folders.append(folder.path.name)
-    assert folders == ["CartPole-v1-s1-now", "CartPole-v1-s1-now-2"]
+    with open_run(train, tiny(env_id="jaxmarl:SMAX/3m"), RunOptions(directory=tmp_path)) as (folder, *_):
+        folders.append(folder.path.name)
+    assert folders == ["CartPole-v1-s1-now", "CartPole-v1-s1-now-2", "jaxmarl:SMAX-3m-s1-now"]
 
 
 def test_run_has_one_writer_and_ends_if_its_log_is_removed(train, tmp_path):
