@@ -72,8 +72,9 @@ def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any]
         return batch.replace(**{name: both(name, axis) for name, axis in field_axes(batch).items()})
 
     written = tuple(name for name in (*PER_STEP, *PER_SEGMENT) if name not in ("behavior", "carry", "reset"))
-    changed = {"provides": written, "reads": written}
-    return stateless(update, name=where, requires=("advantage",), place="before_sampler", **changed)
+    return stateless(
+        update, name=where, requires=("advantage",), provides=written, reads=written, place="before_sampler"
+    )
 
 
 @checked

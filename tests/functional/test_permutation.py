@@ -103,8 +103,8 @@ def test_permutations_are_transformed_like_anything_else():
 
 
 def test_sizes_and_indices_of_permutations_are_checked():
-    for size in (0, 2.5, 2**31, True):
-        with pytest.raises(ValueError, match="permutation: size must be an integer in \\[1, 2147483647\\]"):
+    for size, kind in ((0, ValueError), (2.5, TypeError), (2**31, ValueError), (True, TypeError)):
+        with pytest.raises(kind, match="permutation: size must be an integer in \\[1, 2147483647\\]"):
             f.permutation(jax.random.key(0), size)
     for size, indices in itertools.product((10, 1000), (-1, [0, 5000])):
         with pytest.raises(UserValueError, match=rf"permutation: indices must lie in \[0, {size}\), got"):
