@@ -109,10 +109,6 @@ TASKS = {
     "playground_cartpole_balance": make_task(
         cleanrl_ppo, "continuous", 950, ALL_OF_IT, env_id="playground:CartpoleBalance", total_timesteps=500_000,
         **SIMULATED),
-    "craftax_classic": make_task(
-        cleanrl_ppo, "discrete", 12.6, DISTILLATION,
-        env_id="craftax:Craftax-Classic-Symbolic-v1,reset_ratio=16", total_timesteps=1_000_000, num_envs=64,
-        num_steps=64, num_minibatches=8, learning_rate=1e-3, gae_lambda=0.8, max_grad_norm=1.0),
     "craftax_classic_memory": Task(craftax.make_train, craftax.Config(), 12.6, DISTILLATION),
     "gsde_mountain_car_continuous": make_task(
         library_ppo, "stable_baselines3", 90, GYMNASIUM, env_id="MountainCarContinuous-v0", total_timesteps=300_000,
