@@ -136,7 +136,7 @@ def _name_leaves(state: Any) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for path, x in jax.tree.leaves_with_path(state):
         x = jax.eval_shape(to_data, x) if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(to_data(x))
-        if (name := jax.tree_util.keystr(path, simple=True, separator=".")) in named:
+        if (name := jax.tree_util.keystr(path, simple=True, separator=".") or "array") in named:
             where = jax.tree_util.keystr(path)
             raise UserValueError(f"a checkpoint would have two arrays named {name!r}: rename the entry {where}")
         if not isinstance(x, jax.ShapeDtypeStruct) and x.dtype.kind in "OSU":

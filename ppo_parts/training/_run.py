@@ -168,8 +168,10 @@ class Loop:
             if self.saved < self.done:  # the run was asked to stop
                 self.write_checkpoint()
         except Exception as error:
-            self.rescue(error)
-            raise
+            if not self.rescue(error) or not self.interrupt.reason:
+                raise
+            # Slurm, for example, sends SIGTERM to the processes of the environments as well.
+            logger.warning(f"after {self.interrupt.reason['interrupted_by']}: {type(error).__name__}: {error}")
         self.seconds += time.monotonic() - began
 
     def update(self, advance: Advance) -> None:
@@ -235,14 +237,14 @@ class Loop:
             self.folder.write_checkpoint(self.done, state)
         self.saved, self.last_save = self.done, time.monotonic()
 
-    def rescue(self, error: Exception) -> None:
-        """Save what remains of the run after an error in an environment or a listener.
+    def rescue(self, error: Exception) -> bool:
+        """Save what remains of the run after an error in an environment or a listener, and return whether it could.
 
         Nothing can be saved if a call was overwriting the state, if this is one of several processes, each of which has
         only a part of the state, or if the folder cannot be written. Non-finite numbers are never saved.
         """
         if self.state is None or jax.process_count() > 1 or isinstance(error, (NonFiniteError, RunFolderError)):
-            return
+            return False
         try:
             if self.rows:  # the evaluation after them failed
                 self.report()
@@ -251,6 +253,7 @@ class Loop:
                 self.write_checkpoint()
             if self.saved and self.folder is not None:
                 logger.info(f"saved after update {self.saved}; continue with --resume {self.folder.path}")
+        return True
 
 
 def find_nonfinite(metrics: Mapping[str, np.ndarray]) -> tuple[int, str] | None:

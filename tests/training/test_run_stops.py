@@ -32,27 +32,32 @@ def hangup():
     signal.signal(signal.SIGHUP, before)
 
 
-def raising(error):
-    """A function for `on_rows` that raises this after update 5."""
+def raising(error, after=None):
+    """A function for `on_rows` that raises this after update 5, and after a signal if there is one."""
 
     def on_rows(new):
         if new[-1]["update"] == 5:
+            if after:
+                signal.raise_signal(after)
             raise error
 
     return on_rows
 
 
-@pytest.mark.parametrize("by", ["SIGTERM", "StopRun", "KeyError"])
+@pytest.mark.parametrize("by", ["SIGTERM", "SIGINT", "StopRun", "KeyError"])
 def test_a_run_that_ends_early_is_saved_and_continued(train, whole, tmp_path, capsys, by):
-    """On a signal, or as `on_rows` asks for or fails."""
+    """On a signal, even if something then fails because of it, or as `on_rows` asks for or fails."""
     before, folder = signal.getsignal(signal.SIGTERM), tmp_path / "run"
     if by == "KeyError":
         with pytest.raises(KeyError, match="mine"):
             go(train, tmp_path, "run", on_rows=raising(KeyError("mine")))
     else:
         program = acting(6, lambda: signal.raise_signal(signal.SIGTERM))
-        how = {"program": program} if by == "SIGTERM" else {"on_rows": raising(training.StopRun("enough"))}
-        _, result = go(train, tmp_path, "run", **how)
+        ways = {
+            "SIGTERM": {"program": program}, "StopRun": {"on_rows": raising(training.StopRun("enough"))},
+            "SIGINT": {"on_rows": raising(EOFError("its worker ended"), after=signal.SIGINT)},
+        }  # fmt: skip
+        _, result = go(train, tmp_path, "run", **ways[by])
         assert (result.pop("interrupted_by"), result.pop("reason", None)) == (by, "enough" if by == "StopRun" else None)
         assert result["env_steps"] == 6 * 16
         assert f"interrupted after update 6 of 12; continue with --resume {folder}" in capsys.readouterr().out
