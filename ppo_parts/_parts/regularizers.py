@@ -87,6 +87,9 @@ def kl_penalty(
         raise UserValueError(f'{where}: in this direction the expected gradient of k1 is 0: use "k3+" or "k2"')
     adaptive, analytic, forward = target_kl is not None, estimator == "analytic", direction == "reference_to_current"
     of_behavior, only_measures = reference == "behavior", is_zero(coef)  # 0 * inf would be NaN
+    if forward and not (of_behavior or analytic):
+        remedy = 'direction="current_to_reference" with "k3+" or "k2", or estimator="analytic"'
+        raise UserValueError(f"{where}: only actions of {reference!r} could estimate this direction: use {remedy}")
     coef = check_number(where, "coef", coef, POSITIVE if adaptive else None, schedule=not adaptive, field=not adaptive)
     goal = {"target_kl": check_number(where, "target_kl", target_kl, POSITIVE)} if adaptive else {}
     numbers = {"coef": coef} | goal

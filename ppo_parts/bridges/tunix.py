@@ -116,7 +116,7 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
             kl = common.compute_kl_divergence(log_prob, x.ref_per_token_logps, estimator, clamp_value=limit)
         kl_coef = read_setting("beta" if hasattr(algo_config, "loss_agg_mode") else "kl_coef", 0.0)
         kl_loss = aggregate(kl)
-        total = policy + kl_coef * kl_loss
+        total = policy + kl_coef * kl_loss if kl_coef else policy  # 0 * inf would be NaN
         entropy_coef = read_setting("entropy_coef", 0.0)
         entropy = aggregate(Categorical(logits if entropy_coef else jax.lax.stop_gradient(logits)).entropy())
         if entropy_coef:  # as a metric it needs no gradient, which takes as much memory as the logits

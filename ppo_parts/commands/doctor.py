@@ -75,13 +75,16 @@ def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _read_csv(path: Path) -> Iterator[tuple[str, float]]:
-    with path.open(newline="") as file:
-        for name, text in (cell for row in csv.DictReader(file) for cell in row.items() if cell[0] and cell[1]):
-            try:
-                yield name, float(text)
-            except ValueError:
-                if any(name in others for others in NAMES.values()):
-                    raise UserValueError(f"{path}: {name} must be a number, got {text!r}") from None
+    try:
+        rows = list(csv.DictReader(path.read_text("utf-8-sig").splitlines(keepends=True)))
+    except UnicodeDecodeError as error:
+        raise UserValueError(f"{path} must be text in UTF-8: {error}") from error
+    for name, text in (cell for row in rows for cell in row.items() if cell[0] and cell[1]):
+        try:
+            yield name, float(text)
+        except ValueError:
+            if any(name in others for others in NAMES.values()):
+                raise UserValueError(f"{path}: {name} must be a number, got {text!r}") from None
 
 
 def read_events(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:
@@ -94,9 +97,12 @@ def read_events(paths: Sequence[Path]) -> Iterator[tuple[str, float, int]]:
         with path.open("rb") as file:
             while len(header := file.read(12)) == 12:
                 (length,) = struct.unpack_from("<Q", header)
-                if len(record := file.read(length + 4)) < length + 4:
-                    break  # another process is writing the last record
-                event = parse(record[:-4])
+                try:
+                    if len(record := file.read(length + 4)) < length + 4:
+                        break  # another process is writing the last record
+                    event = parse(record[:-4])
+                except Exception as error:  # an impossible length, or an error of protobuf
+                    raise UserValueError(f"{path} is not a file of TensorBoard events: {error}") from error
                 scalars = (x for x in event.summary.value if x.WhichOneof("value") == "simple_value")
                 yield from ((x.tag, x.simple_value, event.step) for x in scalars)
 

@@ -45,7 +45,7 @@ class Config(training.Config):
     update_epochs: int
     gamma: float = 0.99
     gae_lambda: float = 0.95
-    clip_coef: float = 0.2
+    clip_coef: Annotated[float, "how far the ratio may move from 1; in rsl_rl and rl_games, also the value"] = 0.2
     vf_coef: Annotated[float, "weight of the value loss; its factor 1/2 is that of the library"]
     ent_coef: float
     max_grad_norm: Annotated[float | None, "a gradient with a larger norm is scaled down to this"] = None
@@ -127,6 +127,12 @@ def check_options(config: Config, discrete: bool) -> None:
         wrong["shared"] = "must be False, because rsl_rl clips the gradients of two networks"
     if length is not None and config.num_steps % length:
         wrong.setdefault("segment_length", f"must divide the {config.num_steps} steps of a rollout")
+    if config.adapt_each_epoch and config.target_kl is None:
+        wrong.setdefault("adapt_each_epoch", "must be False without target_kl")
+    if isinstance(config.bounds_coef, float) and not config.bounds_coef and config.soft_bound != Config.soft_bound:
+        wrong.setdefault("soft_bound", f"must be {Config.soft_bound} with bounds_coef=0")
+    if library == "rl_games" and config.squash:
+        wrong["squash"] = "must be False, because rl_games measures the divergence of Gaussians"
     if discrete and config.noise_steps is not None:
         wrong["noise_steps"] = "must be None, because gSDE is for continuous actions"
     for name, says in wrong.items():

@@ -142,8 +142,10 @@ def check_hyperparameters(
     """
     if not numeric:
         raise UserValueError("check_hyperparameters: nothing to check: pass a hyperparameter, as in clip_eps=0.2")
+    if zeros := [name for name, x in numeric.items() if not x]:
+        raise UserValueError(f"check_hyperparameters: {zeros[0]} must not be 0, because its schedule must vary")
     arrays = {name: jnp.float32(x) for name, x in numeric.items()}
-    schedules = {name: lambda step, x=x: jnp.where(step == STEP, x, 0.99 * x) for name, x in numeric.items()}
+    schedules = {name: lambda step, x=x: jnp.where(step == STEP, x, 0.999 * x) for name, x in numeric.items()}
     part = make(**numeric)
     for subject in _make_subjects(part, batch, context):
         inputs = subject.inputs()

@@ -108,13 +108,10 @@ def compare_update(
     check_takes("compare_update", "evaluate", evaluate, ("params", "batch"))
     check_range("compare_update", "rtol", rtol, Range(0))
     replay = Replay(read(record), evaluate, rtol)
-    if text := isinstance(chain, str) and isinstance(optimizer, str):
-        update = _set_sizes(Update(read_calls(chain), read_calls(optimizer)), replay)
-    else:
-        update = Update((evaluate_text(chain),), (evaluate_text(optimizer),))
+    update = _set_sizes(Update(*(read_calls(x) if isinstance(x, str) else (x,) for x in (chain, optimizer))), replay)
     found = replay.compare(update)
     first = find_first(found)
-    explained, changes, left = explain(replay, update, first) if text else ("", [], first)
+    explained, changes, left = explain(replay, update, first) if isinstance(chain, str) else ("", [], first)
     return UpdateComparison(replay.list_compared(found), first, tuple(x.says for x in changes), left, str(explained))
 
 

@@ -61,6 +61,7 @@ def make_rollout(
     obs = rng.normal(size=(*shape, OBS))
     action = rng.integers(ACTIONS, size=shape)
     kind = rng.choice(3, size=shape, p=(0.6, 0.2, 0.2) if ends else (1, 0, 0))
+    kind[1, 0] = 2 * ends  # a truncation between two steps that count
     batch = Batch(
         obs=jnp.asarray(obs, dtype),
         action=jnp.asarray(action),
@@ -74,7 +75,7 @@ def make_rollout(
     if masked:
         mask = rng.random(size=shape) < 0.7
         mask[:, -1] = False
-        mask[0, 0] = True
+        mask[:3, 0] = True
         batch = batch.replace(mask=jnp.asarray(mask, dtype))
     return batch.replace(
         log_prob=distribution.log_prob(batch.action), value=value, next_value=jnp.asarray(next_value, dtype)

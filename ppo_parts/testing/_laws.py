@@ -190,7 +190,7 @@ def steps_equal_a_rollout(subject: Subject) -> str | None:
     whole, *others = subject.inputs()
     steps = _cut_into_steps(whole)
     expected, actual = (subject.apply(batch, *others)[0] for batch in (whole, steps))
-    for field in (*FLOATS, "losses", "extras"):
+    for field in (*FLOATS, "losses", "extras", "metrics", "stop"):
         values, flat = getattr(expected, field), getattr(actual, field)
         values = jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])) if x.ndim > 1 else x, values)
         if wrong := compare({field: flat}, {field: values}):

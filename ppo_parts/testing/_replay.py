@@ -301,16 +301,19 @@ class Replay:
         for (path, x), mine, first in zip(*leaves, strict=True):
             label, mine = "/".join([name, *(str(entry.key) for entry in path)]), np.asarray(mine, np.float64)
             x, first = np.asarray(x[: len(mine)], np.float64), first[: len(mine)]
+            if stage in OF_ROLLOUT and self.batch.mask is not None and mine.shape == x.shape:
+                x = np.where(np.asarray(self.batch.mask, bool), x, mine)  # what padding holds does not matter
             if mine.shape != x.shape:
                 raise ShapeError(
                     f"compare_update: {label!r} has shape {x.shape} in the record, and {mine.shape} where the network "
                     "and the chain compute it"
                 )
             if name in ("gradient", "params_after"):
-                moved = np.max(np.abs(x - first), axis=tuple(range(1, x.ndim)), keepdims=True, initial=0)
+                far, axes = np.abs(x - first), tuple(range(1, x.ndim))
+                moved = np.max(far, axis=axes, keepdims=True, initial=0, where=np.isfinite(far))
                 allowed = self.rtol * moved + 4 * self.eps * np.max(np.abs(first)) + np.finfo(np.float32).tiny
             else:
-                allowed = self.rtol * np.max(np.abs(x), initial=0) + 8 * self.eps * size
+                allowed = self.rtol * np.max(np.abs(x), initial=0, where=np.isfinite(x)) + 8 * self.eps * size
             residual = (mine - x) / allowed
             off = np.abs(np.where(np.isfinite(residual), residual, np.inf))
             differing: Any = np.flatnonzero(off.reshape(len(off), -1).max(axis=1) > 1) if has_steps else []

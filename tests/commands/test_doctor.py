@@ -383,9 +383,10 @@ def test_the_command_reads_a_run_and_its_checkpoint(folder, tmp_path, capsys):
 
 
 def write_csv(folder):
-    names = "time/started,rollout/ep_rew_mean,train/approx_kl,train/entropy_loss,train/value_loss"
-    rows = [f"12:30,{i},0.4,-0.5," + "2.0" * (i > 0) for i in range(20)]
-    (folder / "progress.csv").write_text("\n".join([names, *rows]))
+    """As Excel saves it, with a byte-order mark before the first name."""
+    names = "rollout/ep_rew_mean,time/started,train/approx_kl,train/entropy_loss,train/value_loss"
+    rows = [f"{i},12:30,0.4,-0.5," + "2.0" * (i > 0) for i in range(20)]
+    (folder / "progress.csv").write_text("\n".join([names, *rows]), "utf-8-sig")
 
 
 def write_events(folder):
@@ -404,10 +405,14 @@ def test_the_command_reads_logs_of_other_libraries(write, tmp_path, capsys):
     metrics, config = doctor.read_run(tmp_path)
     assert config == {}
     assert doctor.read_run(file)[0].keys() == metrics.keys()
+    assert ("episode_return" in metrics) == (write is write_csv)
     np.testing.assert_allclose(metrics["entropy"], np.full(20, 0.5))
     np.testing.assert_allclose(metrics["value_loss"], np.ones(19 + (write is write_events)))
     assert status(tmp_path) == 1
     assert "learning_rate_large (likely)" in capsys.readouterr().out
+    file.write_bytes(b"\xff" * 200)
+    assert status(tmp_path) == 2
+    assert ("must be text" if write is write_csv else "is not a file of") in capsys.readouterr().err
 
 
 def test_the_command_reads_an_unfinished_run_of_as_many_seeds_as_planned_updates(tmp_path):

@@ -467,7 +467,8 @@ REFUSED_BY_PYTHON = {
     "raised by the part 'mine': declare what it reads": (GAE, FULL, mine(lambda b: b.add_loss("own", b.extras["x"]))),
     "raised by finish of the part 'kl_penalty', which receives the whole rollout, as recorded unless":
         (pp.stateless(lambda b: b.add_extras(ref=b.log_prob), provides=("extras.ref",)), GAE,
-         pp.full_batch(refresh="epoch"), SURROGATE, pp.kl_penalty(coef=0.1, target_kl=0.01, reference="ref")),
+         pp.full_batch(refresh="epoch"), SURROGATE,
+         pp.kl_penalty(coef=0.1, target_kl=0.01, direction="current_to_reference", reference="ref")),
     "raised by finish of the part 'counts'": (COUNTS, GAE, FULL, SURROGATE),
     "no attribute 'nothing'": (FULL, BONUS, {"evaluate": policy_with(entropy=lambda d: d.nothing)}),
     "add the part that records it; a minibatch has clip_fraction, policy_loss":

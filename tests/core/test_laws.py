@@ -252,7 +252,8 @@ FAULTY = {
         [(metric(lambda b: jnp.max(jnp.sum(b.mask * b.reward, 0) / jnp.sum(b.mask, 0))), "is not finite")],
     "steps_equal_a_rollout": [
         (reward(lambda b: jnp.cumsum(b.reward, axis=0)),
-         "it computes another reward for a minibatch of steps (24,) than for the same steps (6, 4)")],
+         "it computes another reward for a minibatch of steps (24,) than for the same steps (6, 4)"),
+        (metric(lambda b: jnp.max(jnp.abs(jnp.sum(jnp.where(b.mask > 0, b.reward, 0), axis=0)))), "another metrics")],
     "losses_are_elementwise": [
         (loss(lambda b: b.current.value - jnp.mean(b.current.value), elementwise=True), "depends on other elements"),
         (loss(lambda b: b.current.log_prob * jnp.mean(b.advantage), elementwise=True), "depends on other elements"),
@@ -260,7 +261,9 @@ FAULTY = {
               place="after_sampler", provides=("losses",), elementwise=True), "has shape (4,), not one per element")],
     "advantages_stop_at_ends": [
         (estimate(lambda b: b.reward + 0.9 * b.next_value - b.value), "depends on next_value at terminations"),
-        (estimate(lambda b: jnp.cumsum((b.reward + b.next_value)[::-1], axis=0)[::-1]), "on the steps after a")],
+        (estimate(lambda b: jnp.cumsum((b.reward + b.next_value)[::-1], axis=0)[::-1]), "on the steps after a"),
+        (estimate(lambda b: pp.functional.gae(b.reward, b.value, b.next_value, b.terminated, gamma=0.9,
+                                              gae_lambda=0.9, mask=b.mask).advantage), "on the steps after a termination or truncation")],
     "minibatches_are_of_the_rollout": [
         (draws(np.arange(24).reshape(3, 8)), "leading axis [num_minibatches] = [2], but their leading axes are [(3,)]"),
         (draws(np.arange(4, 28).reshape(2, 12)), "minibatch 1 has an index outside of a rollout of shape (6, 4)")],
@@ -361,6 +364,8 @@ def test_check_hyperparameters_takes_a_context_and_names_what_is_wrong():
     testing.check_hyperparameters(pp.gae, gamma=1.0, gae_lambda=0.95)  # which stays in the range
     with pytest.raises(pp.errors.UserValueError, match="nothing to check"):
         testing.check_hyperparameters(pp.value_loss)
+    with pytest.raises(pp.errors.UserValueError, match="coef must not be 0"):
+        testing.check_hyperparameters(pp.value_loss, coef=0.0)
     for read, raised in ((lambda coef, _: coef, "TypeError for a schedule"), (lambda coef, _: float(coef), "Err")):
         says = f"raises .*{raised}.* evaluate a schedule with context.step"
         with pytest.raises(pp.errors.UserValueError, match=says):

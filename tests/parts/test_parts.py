@@ -72,7 +72,7 @@ def test_kl_penalty_in_both_directions_and_to_another_policy():
         ({"direction": "current_to_reference"}, jnp.exp(-log_ratio) - 1 + log_ratio),
         ({"estimator": "analytic"}, batch.behavior.kl_divergence(current)),
         ({"estimator": "analytic", "direction": "current_to_reference"}, current.kl_divergence(batch.behavior)),
-        ({"reference": "frozen"}, jnp.exp(to_frozen) - 1 - to_frozen),
+        ({"reference": "frozen", "direction": "current_to_reference"}, jnp.exp(-to_frozen) - 1 + to_frozen),
     ):
         out, _ = applied(pp.kl_penalty(coef=0.5, **options), batch)
         close(out.losses["kl_penalty"], 0.5 * expected)
@@ -371,6 +371,7 @@ NO_METRIC = "the metric 'approx_kl' does not exist.*policy_diagnostics"
 ANALYTIC, BY_SEQUENCE = pp.kl_penalty(coef=1.0, estimator="analytic"), CORRECT(high=1.5, level="sequence")
 test_what_cannot_work_is_refused = refused(
     (lambda: pp.kl_penalty(coef=1.0, estimator="k1", direction="current_to_reference"), "expected gradient of k1 is 0"),
+    (lambda: pp.kl_penalty(coef=1.0, reference="frozen"), "only actions of 'frozen' could estimate this direction"),
     (lambda: applied(ANALYTIC, minibatch().replace(behavior=())), "has no kl_divergence"),
     (lambda: applied(pp.regularizers.bounds_loss(coef=0.5), minibatch()), "must be a Gaussian"),
     (smoothed(minibatch()), "continuous actions"),

@@ -114,6 +114,9 @@ test_options_that_a_library_does_not_have_are_refused = refused(
     (tiny("skrl", reward_scale=2.0), r"reward_scale must be 1\.0, because skrl has no such option, got 2\.0"),
     (tiny("rsl_rl", shared=True), "shared must be False, because rsl_rl clips the gradients of two networks"),
     (tiny("rl_games", env_id="CartPole-v1"), r"the actions of CartPole-v1 are Discrete\(2"),
+    (tiny("rl_games", squash=True), "squash must be False, because rl_games measures"),
+    (tiny("rl_games", target_kl=None, adapt_each_epoch=True), "adapt_each_epoch must be False without target_kl"),
+    (tiny("rl_games", soft_bound=0.5), r"soft_bound must be 1\.1 with bounds_coef=0, got 0\.5"),
     (tiny("brax", segment_length=5), "segment_length must divide the 8 steps of a rollout, got 5"),
     (tiny("rl_games", num_minibatches=3), "num_minibatches must divide the 4 environments, got 3"),
     (tiny("skrl", env_id="CartPole-v1", noise_steps=4), "noise_steps must be None, because gSDE is for cont"),
@@ -169,7 +172,7 @@ PARTS = {
     "squared_error": parts.squared_error(0.5, clip_eps=0.2),
     "truncate_at_current_value": parts.truncate_at_current_value(), "ignore_truncations": parts.ignore_truncations(),
     "scale_reward": parts.scale_reward(0.1), "one_more_step": parts.one_more_step(0.9, 0.8),
-    "normalized_values": parts.normalized_values(pp.chain(parts.ignore_truncations(), GAE), eps=1e-5),
+    "normalized_values": parts.normalized_values(GAE, eps=1e-5),
     "divergence": parts.divergence(), "divergence_since_last_epoch": parts.divergence_since_last_epoch((2, 6, 4, 2)),
     "evaluate_next_obs": parts.evaluate_next_obs(), "clip_prediction": parts.clip_prediction(0.2),
 }  # fmt: skip

@@ -65,6 +65,7 @@ def test_single_change_explains_the_record(fault, change):
     record = recorded(fault)
     found = compared(record, chain=numpy_ppo.CHAIN, optimizer=numpy_ppo.OPTIMIZER)
     assert (found.changes, found.left) == ((change,), None)
+    assert compared(record, chain=numpy_ppo.CHAIN).changes == (change,)
     space = {}
     exec(found.update, space)  # what it prints is a program
     assert compared(record, chain=space["chain"], optimizer=space["optimizer"]).first is None
@@ -78,6 +79,7 @@ def test_masked_divergence_aggregated_losses_and_nan():
     logits = scipy.special.log_softmax(record["obs"] @ record["params"]["policy"], axis=-1)
     log_ratio = np.take_along_axis(logits, record["action"][..., None], axis=-1)[..., 0] - record["log_prob"]
     approx_kl = np.mean(np.expm1(log_ratio) - log_ratio, where=mask > 0)
+    record["log_prob"] = record["log_prob"] * mask  # padding may hold anything
     record |= {"indices": np.arange(64)[None, None], "approx_kl": approx_kl[None]}
     chain = pp.chain(pp.gae(gamma=0.99, gae_lambda=0.95), pp.full_batch(1), pp.clipped_surrogate(clip_eps=0.2))
     assert compared(record, chain=chain).first is None
@@ -90,6 +92,9 @@ def test_masked_divergence_aggregated_losses_and_nan():
     assert compared(tokens | {"policy_loss": of_sequences[None]}, chain=aggregated).first is None
     record["approx_kl"] = np.full(1, np.nan, np.float32)
     assert compared(record, chain=chain).first.error == np.inf
+    full["params_after/policy"][3] = np.nan
+    first = compared(full).first
+    assert (first.quantity, first.step, np.isnan(first.recorded)) == ("params_after/policy", 3, True)
 
 
 def test_choices_read_numbers_that_are_expressions():
@@ -139,6 +144,7 @@ def test_record_that_lacks_something_is_an_error():
         ({"indices": None}, "add 'indices'"),
         ({"logprob": record["log_prob"]}, "did you mean 'log_prob'"),
         ({"loss": record["loss"][:1]}, "record each quantity once"),
+        ({"gradient/policy": None}, "'gradient' must have the entries of 'params': add zeros"),
         ({x: record[x][-1] for x in record if x.startswith("gradient")}, "'gradient' needs a leading axis"),
         ({"value": record["value"][..., None]}, r"'value' has shape .* expected \(16, 4\)"),
         ({"last_done": np.zeros(3)}, r"'last_done' has shape \(3,\), expected \(4,\)"),

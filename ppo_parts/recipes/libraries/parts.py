@@ -197,6 +197,8 @@ def clip(max_grad_norm: float | None) -> optax.GradientTransformation:
 def clip_each_network(max_grad_norm: float | None) -> optax.GradientTransformation:
     """Clip the gradient of each entry of the parameter tree, such as actor and critic, by its own norm."""
     clipped = clip(max_grad_norm)
+    if max_grad_norm is None:
+        return clipped
 
     def update(updates: Any, params: Any = None) -> Any:
         if not isinstance(updates, dict) or len(updates) < 2:
