@@ -72,9 +72,10 @@ class Categorical(TreeDistribution):
         if jnp.issubdtype(value.dtype, jnp.floating):
             value = value.astype(accumulator_dtype(value))  # n may be too large for bfloat16 or int8
             value = jnp.where(value == jnp.floor(value), value, jnp.nan)
-        value = value.astype(jnp.promote_types(value.dtype, jnp.int32))
+        with jax.numpy_dtype_promotion("standard"):
+            value = value.astype(jnp.promote_types(value.dtype, jnp.int32))
         every = (*value.shape, shape[-1])
-        option = jax.lax.broadcasted_iota(jnp.int32, every, value.ndim)
+        option = jax.lax.broadcasted_iota(value.dtype, every, value.ndim)
         chosen = jnp.sum(jnp.where(value[..., None] == option, jnp.broadcast_to(self.logits, every), 0), axis=-1)
         return jnp.where((value >= 0) & (value < shape[-1]), chosen, jnp.nan)
 

@@ -243,6 +243,8 @@ def check_box(where: str, low: Any, high: Any, like: Array, name: str) -> tuple[
 def nan_outside(log_probs: Array, value: Array, low: Array, high: Array, dtype: Any) -> Array:
     """Replace log-probabilities by NaN where actions lie outside of a box by more than rounding in their dtypes."""
     low, high = (jnp.broadcast_to(x, jnp.shape(value)) for x in (low, high))
-    eps = max(float(jnp.finfo(jnp.promote_types(kind, jnp.bfloat16)).eps) for kind in (dtype, jnp.result_type(value)))
+    with jax.numpy_dtype_promotion("standard"):
+        kinds = [jnp.promote_types(kind, jnp.bfloat16) for kind in (dtype, jnp.result_type(value))]
+    eps = max(float(jnp.finfo(kind).eps) for kind in kinds)
     rounding = 4 * eps * (jnp.abs(low) + jnp.abs(high))
     return jnp.where((value < low - rounding) | (value > high + rounding), jnp.nan, log_probs)

@@ -27,6 +27,7 @@ from ._common import (
     check_floating,
     check_range,
     check_same_shape,
+    is_real,
     known_values,
     zero_masked,
 )
@@ -159,7 +160,7 @@ def _integers(where: str, name: str, value: Any) -> Any:
     value = value if isinstance(value, int) else check_array(where, name, value)
     if not jnp.issubdtype(jnp.result_type(value), jnp.integer):
         raise UserTypeError(f"must contain integers, got {jnp.result_type(value)}", where=where, argument=name)
-    return value
+    return value if isinstance(value, int) or value.dtype.itemsize >= 4 else value.astype(np.int32)  # N may not fit
 
 
 def _axes(where: str, name: str, value: Any) -> Any:
@@ -188,8 +189,7 @@ def _support(where: str, name: str, value: Any) -> Any:
     if isinstance(value, jax.core.Tracer):
         return check_array(where, name, value)
     try:
-        real = np.asarray(value).dtype.kind in "iuf"
-        atoms = np.asarray(value if real else (), np.float32)  # where two float64 numbers may become equal
+        atoms = np.asarray(value if is_real(np.asarray(value)) else (), np.float32)  # two may become equal
     except (TypeError, ValueError, OverflowError):
         atoms = np.zeros(0, np.float32)
     if atoms.ndim != 1 or len(atoms) < 2 or not (np.isfinite(atoms).all() and (np.diff(atoms) > 0).all()):

@@ -75,8 +75,10 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
         if shape and longer == (shape[0] + 1, *shape[1:]):
             if len(shapes) > 2 and all(x == longer for key, x in shapes.items() if key != name):
                 return f": {name} has one row fewer than the others"
+            with_last = other == "value" and "next_value" in shapes  # the value after the last step
             own = "value=value[:-1] and next_value=next_values(value[:-1], value[-1])"
-            return f": {other} has one row more than {name}; pass {own if 'value' in other else f'{other}[:-1]'}"
+            cut = f"{other}[{'1:' if other == 'next_value' else ':-1'}]"
+            return f": {other} has one row more than {name}; pass {own if with_last else cut}"
         if name == "next_value" and shape == longer[1:]:
             return ": if that is the value after the last step, pass next_values(value, next_value)"
         if more and shape == longer[:rank]:

@@ -27,9 +27,10 @@ def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None) -> Array
         >>> float(masked_mean(jnp.array([1, 2]), jnp.array([1, 1])))
         1.5
     """
+    x, dtype = jnp.asarray(x), accumulator_dtype(x)
     if mask is None:
-        return jnp.mean(x, axis=axis)
-    x, keep, dtype = jnp.asarray(x), boolean_mask(mask, x), accumulator_dtype(x)
+        return jnp.mean(x, axis=axis, dtype=None if jnp.issubdtype(x.dtype, jnp.floating) else dtype)
+    keep = boolean_mask(mask, x)
     total = jnp.sum(jnp.where(keep, x.astype(dtype), 0), axis=axis)
     mean = total / jnp.maximum(jnp.sum(keep, axis=axis, dtype=dtype), 1)
     return mean.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else mean

@@ -68,6 +68,7 @@ def dense_dot_general(
             f"{preferred_element_type}: use lax.dot_general"
         )
     few = rhs.shape[1] <= FEW and rhs.shape[1] < rhs.shape[0]
+    lhs = lhs.astype(jnp.result_type(lhs, rhs))
     return _product(lhs, rhs) if few and jax.__version_info__ >= (0, 5, 3) else jnp.matmul(lhs, rhs)
 
 

@@ -102,6 +102,9 @@ def action_distribution(
     if isinstance(available, Mapping) and is_tree(space) and (unknown := available.keys() - {*space.spaces}):
         says = f"available has masks of {', '.join(map(repr, sorted(unknown)))}"
         raise UserValueError(f"action_distribution: {says}, which the action space, {space}, does not have")
+    if isinstance(available, (tuple, list)) and is_tree(space) and len(available) != len(space.spaces):
+        says = f"available has {len(available)} masks for the {len(space.spaces)} entries of {space}"
+        raise UserValueError(f"action_distribution: {says}: give None where all actions are available")
     if is_discrete(space) and (squash or features is not None):
         raise UserValueError(
             f"action_distribution: squash must be False and features None, because the actions are discrete, {space}"

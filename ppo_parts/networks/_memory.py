@@ -94,11 +94,12 @@ class LRU(nn.Module):
             square = jax.random.uniform(key, (units,), minval=0.9**2, maxval=(1 - 1 / MAX_MEMORY_STEPS) ** 2)
             return jnp.log(-0.5 * jnp.log(square))
 
-        modulus = jnp.exp(-jnp.exp(self.param("decay", decays)))
+        rate = jnp.exp(self.param("decay", decays))
+        modulus = jnp.exp(-rate)
         angle = self.param("angle", lambda key: jax.random.uniform(key, (units,), maxval=2 * jnp.pi))
         real, imag = modulus * jnp.cos(angle), modulus * jnp.sin(angle)
         inputs = nn.Dense(2 * units, kernel_init=orthogonal())(x)
-        added = [jnp.sqrt(1 - modulus**2) * each for each in jnp.split(inputs, 2, axis=-1)]
+        added = [jnp.sqrt(-jnp.expm1(-2 * rate)) * each for each in jnp.split(inputs, 2, axis=-1)]
         if len(x) > 1:
             kept = [each.astype(real.dtype) for each in carry]
             keep, inputs, before = (jax.lax.complex(*pair) for pair in ((real, imag), added, kept))

@@ -88,6 +88,8 @@ def test_distributions_keep_dtype_and_shape(kind):
     for name, expected in found[jnp.float32].items():
         rounded = found[jnp.bfloat16][name].astype(jnp.float32)
         np.testing.assert_allclose(rounded, expected, rtol=2.0 ** (-7 if kind == "Joint" else -8), err_msg=name)
+    with jax.numpy_dtype_promotion("strict"):
+        jax.eval_shape(numbers, made(kind), made(kind, 1), action)
     together, apart, _ = draws(narrow[0])  # where an action is rounded before its log-probability is taken
     jax.tree.map(np.testing.assert_array_equal, together, apart)
     assert np.isfinite(together[1]).all()
@@ -499,6 +501,8 @@ def test_an_action_that_is_none_has_no_probability_whatever_its_dtype():
     policy = Categorical(jnp.zeros((4, 513)))  # more than int8 can name
     found = log_prob(policy, jnp.array([0, 5, 127, -1], jnp.int8))
     np.testing.assert_allclose(found, [*np.full(3, -np.log(513.0)), np.nan], rtol=1e-6)
+    with jax.numpy_dtype_promotion("strict"):
+        Categorical(jnp.zeros((4, 3))).log_prob(jnp.zeros(4, jnp.uint8))
 
 
 @pytest.mark.lenient_ranks  # distrax

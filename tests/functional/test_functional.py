@@ -209,6 +209,8 @@ WRONG = [
     (lambda: f.gae(ONES, ONES, ONES[0], ONES, **HYPER), "pass next_values(value, next_value)"),
     (lambda: f.gae(ONES[:, 0], ONES[:, 0], 1.0, ONES[:, 0], **HYPER), "pass next_values(value, next_value)"),
     (lambda: f.gae(ONES, ONES, ONES, LONGER, **HYPER), "has one row more than reward; pass terminated[:-1]"),
+    (lambda: f.gae(ONES, ONES, LONGER, ONES, **HYPER), "has one row more than reward; pass next_value[1:]"),
+    (lambda: f.value_loss(LONGER, ONES), "value has one row more than target; pass value[:-1]"),
     (lambda: f.clipped_surrogate(ONES, ONES[0], clip_eps=0.2), "jnp.broadcast_to(advantage, log_ratio.shape)"),
     (lambda: f.clipped_surrogate(ONES, ONES[:, 0], clip_eps=0.2), "sum log_ratio .*(advantage[..., None], log_ratio.s"),
     (lambda: f.value_loss(ONES, ONES, mask=ONES[0]), "jnp.broadcast_to(mask, value.shape)."),

@@ -100,6 +100,7 @@ def test_permutations_are_transformed_like_anything_else():
     mesh, spec = jax.sharding.Mesh(np.array(jax.devices()[:1]), "i"), jax.sharding.PartitionSpec("i")
     sharded = jax.shard_map(lambda keys: f.permutation(keys[0], size)[None], mesh=mesh, in_specs=spec, out_specs=spec)
     np.testing.assert_array_equal(sharded(keys[:1]), each[:1])
+    np.testing.assert_array_equal(f.permutation(keys[0], size, jnp.int8([0, 127])), each[0][[0, 127]])
 
 
 def test_sizes_and_indices_of_permutations_are_checked():

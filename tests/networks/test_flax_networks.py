@@ -162,6 +162,9 @@ def test_the_states_of_an_lru_are_those_of_its_equation():
         inputs = np.sqrt(1 - np.abs(eigenvalue) ** 2) * (inputs[:, :4] + 1j * inputs[:, 4:])
         state = eigenvalue * state * (1 - reset[t, :, None]) + inputs
     np.testing.assert_allclose(after[0] + 1j * after[1], state, atol=1e-5)
+    forever = {**given, "decay": jnp.full(4, -30.0)}  # the modulus is rounded to 1
+    gradient = jax.grad(lambda of_cell: jnp.sum(network.apply({"params": {"LRU_0": of_cell}}, x, carry, reset)[0]))
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient(forever)))
 
 
 @pytest.mark.parametrize(("cell", "on_gpu"), [*((x, False) for x in CELLS), ("mingru", True), ("lru", True)])
@@ -255,7 +258,7 @@ def observe(obs):
 
 PRIVILEGED = envs.Observation(jnp.zeros((1, 1, 5)), privileged=jnp.zeros((1, 1, 2)))
 test_networks_say_what_is_wrong = common.refused(
-    (observe(jnp.zeros((4, 3))), r"an observation of .* must have shape \(5,\), got \(4, 3\)"),
+    (observe(jnp.zeros((4, 3))), r"an observation of .* must end with the axes \(5,\), got \(4, 3\)"),
     (critic(env(DISCRETE, shape=None)), "not a space of arrays"),
     (critic(env(DISCRETE), hidden=64), "hidden must be a tuple with the units of each layer, got 64"),
     (critic(env(DISCRETE), hidden=(64, 0)), "hidden must be at least 1, got 0"),
@@ -275,6 +278,7 @@ test_networks_say_what_is_wrong = common.refused(
     (head(BOX, HEAD[:, :2], 0.0, available=HEAD[:, :2]), "available must be None, because .* continuous"),
     (head(PAIR, HEAD, 0.0, available={"a": HEAD[:, :2], "b": None}), "available must be None, because .* continuous"),
     (head(PAIR, HEAD, 0.0, available=HEAD), "action_distribution: available is one array"),
+    (head(PAIR, HEAD, 0.0, available=(None,)), "available has 1 masks for the 2 entries"),
     (head(BOX, HEAD[:, :2], jnp.zeros((5, 2))), r"log_std of shape \(5, 2\) does not fit arrays of shape \(4, 2\)"),
     *((head(DISCRETE, HEAD, x), "log_std must be an array, got") for x in ("x", [0.0])),
     (head(envs.Box((3,)), HEAD, jnp.zeros(2)), r"log_std must have 3 numbers .*, got shape \(2,\)"),
@@ -349,6 +353,12 @@ def test_dense_dot_general_gives_flax_dense_with_its_gradients(shape, outputs, s
         return jax.jit(jax.vmap(differentiated, (0, None)) if stacked else differentiated)(given, x)
 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), gradients(ours), gradients(plain))
+
+
+def test_dense_dot_general_takes_integers():
+    x, contracted = jnp.arange(24).reshape(3, 8), (((1,), (0,)), ((), ()))
+    gradient = jax.grad(lambda kernel: jnp.sum(networks.dense_dot_general(x, kernel, contracted)))(jnp.ones((8, 3)))
+    np.testing.assert_array_equal(gradient, jnp.broadcast_to(jnp.sum(x, axis=0)[:, None], (8, 3)))
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (3, 5), (2, 2, 3, 4), (3, 0)])
