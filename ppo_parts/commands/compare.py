@@ -52,7 +52,8 @@ def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode
     seeds = [run["config"].get("seed", 0) + i for run in stored for i in range(run["run"]["num_seeds"])]
     if len(set(seeds)) < len(seeds):
         raise UserValueError(f"{label}: two runs have the same seed, of {sorted(seeds)}, so they are not independent")
-    return Curve(label, env_ids.pop(), *_statistics.resample([_read_metric(path, metric, window) for path in paths]))
+    tables = [_read_metric(path, metric, window) for path in paths]
+    return Curve(label, env_ids.pop(), *_statistics.resample(tables, points=None))
 
 
 def make_table(curves: Sequence[Curve]) -> list[dict[str, Any]]:
@@ -77,7 +78,9 @@ def make_table(curves: Sequence[Curve]) -> list[dict[str, Any]]:
 
 def describe(rows: Sequence[dict[str, Any]]) -> str:
     """Format a table as text that is also valid Markdown."""
-    lines = [["run", "env steps", "seeds", "IQM [95 %]", "mean", "min", "max", "P(larger than first)"]]
+    few = all(row["seeds"] < _statistics.FEW for row in rows)
+    interval = "IQM [range]" if few else "IQM [95 %]"
+    lines = [["run", "env steps", "seeds", interval, "mean", "min", "max", "P(larger than first)"]]
     for row in rows:
         decimals = _statistics.choose_decimals(row["mean"])
         numbers = [f"{row[name]:.{decimals}f}" for name in ("mean", "min", "max")]
@@ -151,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         print(f"{what}, at the last step that all have reached")
         print(describe(rows))
         if any(1 < row["seeds"] < _statistics.FEW for row in rows):
-            print(f"of fewer than {_statistics.FEW} seeds, the 95 % interval is their range")
+            print(f"of fewer than {_statistics.FEW} seeds, the interval is their range, and P is a rough estimate")
         print(given.output)
         if given.json is not None:
             write_json(given.json, rows)

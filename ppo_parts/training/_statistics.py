@@ -132,20 +132,25 @@ def plot_curve(
             # Use markers, because a line does not show an update between two updates in which no episode ended.
             axes.plot(env_steps, returns, color="C0", alpha=0.25, linewidth=0.8, marker=".", markersize=3)
         label = f"interquartile mean of {each.shape[1]} runs, 95 % interval" if returns.ndim > 1 else None
-        draw_seeds(axes, *resample([(env_steps, smooth(each, WINDOW))]), "C0", label)
+        draw_seeds(axes, env_steps, smooth(each, WINDOW), "C0", label)
         if evaluation is not None:
             played = evaluation.reshape(len(returns), -1)
             known = np.isfinite(played).any(axis=1)
             axes.plot(env_steps[known], np.nanmean(played[known], axis=1), "C1.-", linewidth=0.8, label="evaluation")
 
 
-def resample(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+def resample(
+    tables: Sequence[tuple[np.ndarray, np.ndarray]], points: int | None = POINTS
+) -> tuple[np.ndarray, np.ndarray]:
     """Interpolate curves of steps `[n]` and values `[n, seeds]` up to the last step that all have reached.
 
-    Return steps `[POINTS]` and the values `[POINTS, seeds]` of all curves, NaN before a seed's first value.
+    Return steps `[points]`, by default all steps of the curves, and the values `[points, seeds]` of all curves, NaN
+    before a seed's first value.
     """
-    grid = np.linspace(min(steps[0] for steps, _ in tables), min(steps[-1] for steps, _ in tables), POINTS)
-    values = np.full((POINTS, sum(table.shape[1] for _, table in tables)), np.nan)
+    every = np.unique(np.concatenate([steps for steps, _ in tables]))
+    grid = every[every <= min(steps[-1] for steps, _ in tables)]
+    grid = grid if points is None else np.linspace(grid[0], grid[-1], points)
+    values = np.full((len(grid), sum(table.shape[1] for _, table in tables)), np.nan)
     for i, (steps, x) in enumerate((steps, x) for steps, table in tables for x in table.T):
         if (known := np.isfinite(x)).any():
             values[:, i] = np.interp(grid, steps[known], x[known], left=np.nan)
@@ -154,6 +159,7 @@ def resample(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarra
 
 def draw_seeds(axes: Any, env_steps: np.ndarray, values: np.ndarray, color: str, label: str | None) -> None:
     """Draw the interquartile mean of values `[points, seeds]` with its 95 % interval, and thin lines of the seeds."""
+    env_steps, values = resample([(env_steps, values)])
     center, low, high = iqm_interval(values)
     axes.plot(env_steps, values, color=color, alpha=0.15, linewidth=0.6)
     axes.fill_between(env_steps, low, high, color=color, alpha=0.25, linewidth=0)
