@@ -16,7 +16,8 @@ from .._base.moments import Moments, find_moments
 from .._core.batch import Array, Batch, Output
 from .._core.policy import evaluate_policy
 from ..distributions import Categorical
-from ..envs import is_discrete
+from ..envs import count_options, is_discrete
+from ..envs._env import as_observation
 from ..envs._laws import random_action
 from ..envs._spaces import map_space
 from ..errors import UserTypeError, UserValueError
@@ -56,6 +57,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `action_beyond`: the share of components beyond a bound.
         * `action_spread`: the standard deviation of the distance to the nearer bound, as a share of the range; mean
           over components.
+        * `action_unavailable`: the share of actions that the observation's mask rules out; NaN without a mask.
         * `agents_alike`: the share of steps at which all agents have the same policy; NaN for one agent.
         * `softmax_twice`: the share of steps whose categorical logits could be probabilities with one above 0.95; 0 if
           some could not, or if they do not vary; NaN for other distributions.
@@ -246,9 +248,28 @@ def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -
         "action_at_bound": jnp.mean(from_bound <= NEAR),
         "action_beyond": jnp.mean(from_bound < -1e-6),
         "action_spread": jnp.mean(jnp.std(from_bound, axis=(0, 1))),
+        "action_unavailable": _measure_unavailable(train.env.action_space, batch),
         "agents_alike": _compare_agents(train, batch, output),
         "softmax_twice": _measure_softmax_twice(output.distribution),
     }
+
+
+def _measure_unavailable(space: Any, batch: Batch) -> Array | float:
+    """Return the share of actions with a choice that is not available."""
+    masks = as_observation(batch.obs).available
+    if masks is None:
+        return jnp.nan
+
+    def measure(space: Any, action: Array, mask: Array | None) -> Array:
+        if mask is None:
+            return jnp.zeros(batch.log_prob.shape, bool)
+        chosen = action if hasattr(space, "nvec") else action[..., None]
+        first = np.cumsum([0, *count_options(space)[:-1]])  # the place of each choice's options in the mask
+        chosen += np.broadcast_to(first, chosen.shape).astype(chosen.dtype)
+        return jnp.any(jnp.take_along_axis(mask, chosen, axis=-1) == 0, axis=-1)
+
+    wrong = jax.tree.leaves(map_space(measure, space, batch.action, masks))
+    return jnp.mean(jnp.any(jnp.stack(wrong), axis=0))
 
 
 def _compare_agents(train: Train, batch: Batch, output: Output) -> Array | float:

@@ -42,6 +42,7 @@ PROBED = {
     "no_effect": 0.0, "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0,
     "value_dominance": 20.0, "update_direction": 0.1, "action_effect": 0.1, "score": 1.0, "actions_ignored": 0.0,
     "reward_spread": 0.2, "length_spread": 0.3, "agents_alike": 0.1, "softmax_twice": 0.0, "action_spread": 0.2,
+    "action_unavailable": 0.0,
 }  # fmt: skip
 HEALTHY |= {f"probe/{name}": x for name, x in PROBED.items()}
 CONFIG = {
@@ -62,6 +63,7 @@ PLANTED = {  # by rule: metrics, and settings
     "duplicated_seeds": ({"loss": np.ones((UPDATES, 2))}, {}),
     "duplicated_envs": ({"probe/same_envs": 1.0}, {}),
     "memory_not_reset": ({"probe/memory_after_reset": 0.2, "probe/log_ratio": 1.0, "probe/log_ratio_inside": 1.0}, {}),
+    "action_unavailable": ({"probe/action_unavailable": 0.1}, {}),
     "action_changed": ({"probe/log_ratio": 3.0, "probe/action_beyond": 0.0}, {}),
     "policy_differs": ({"probe/value_change": 0.2}, {}),
     "log_prob_wrong": ({"probe/score": 30.0}, {}),
@@ -335,6 +337,16 @@ def test_a_probe_finds_unused_components_of_the_action_on_the_host(weights):
     assert (jax.jit(lambda state: _probe._change_actions(train, state))(state) > 0) == all(weights)
 
 
+def test_a_probe_finds_actions_that_were_not_available():
+    space = envs.Tuple((envs.Discrete(3), envs.MultiDiscrete((2, 2)), envs.Discrete(2)))
+    actions = jnp.array([[0, 1, 2]]), jnp.array([[[0, 1], [1, 0], [1, 1]]]), jnp.array([[0, 0, 1]])  # of 1 x 3 steps
+    masks = jnp.array([[[1, 0, 0], [0, 0, 1], [1, 1, 1]]]), jnp.ones((1, 3, 4)).at[0, 2, 3].set(0), None
+    for available, share in ((masks, 2 / 3), ((None, masks[1], None), 1 / 3), (None, np.nan)):
+        obs = envs.Observation(jnp.zeros((1, 3)), available)
+        batch = pp.Batch(obs=obs, action=actions, log_prob=jnp.zeros((1, 3)))
+        np.testing.assert_allclose(_probe._measure_unavailable(space, batch), share)
+
+
 def test_a_probe_finds_a_second_softmax_and_agents_that_cannot_be_told_apart():
     logits = 9 * jax.random.normal(jax.random.key(0), (5, 4, 2, 3))  # of two agents
     same = jnp.broadcast_to(logits[:, :, :1], logits.shape)
@@ -410,9 +422,12 @@ def test_the_command_reads_logs_of_other_libraries(write, tmp_path, capsys):
     np.testing.assert_allclose(metrics["value_loss"], np.ones(19 + (write is write_events)))
     assert status(tmp_path) == 1
     assert "learning_rate_large (likely)" in capsys.readouterr().out
-    file.write_bytes(b"\xff" * 200)
+
+
+def test_what_is_no_event_ends_with_status_2(tmp_path, capsys):
+    (tmp_path / "events.out.tfevents.1").write_bytes(b"\xff" * 200)
     assert status(tmp_path) == 2
-    assert ("must be text" if write is write_csv else "is not a file of") in capsys.readouterr().err
+    assert "is not a file of TensorBoard events" in capsys.readouterr().err
 
 
 def test_the_command_reads_an_unfinished_run_of_as_many_seeds_as_planned_updates(tmp_path):
@@ -436,7 +451,7 @@ def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys, monkeypatch):
         "absent": "is not a run",
         "empty": "is not a run",
         "other.csv": "has none of the metrics",
-        "bytes.csv": "UnicodeDecodeError",
+        "bytes.csv": "must be text in UTF-8",
         "text.csv": "must be a number, got 'large'",
         "runs": f"has 2 logs, such as that in {tmp_path}/runs/1",
     }.items():

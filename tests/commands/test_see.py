@@ -198,13 +198,18 @@ def test_statistics_are_those_of_rliable_and_one_seed_has_an_interval_over_its_e
     assert (result["episode_length"], result["terminated"], result["truncated"]) == (7.0, 8, 0)
 
 
-def written(path: Path, seeds: int, slope: float, *, seed: int = 1, env_id: str = "walk", updates: int = 40, noise=0) -> Path:
+def written(
+    path: Path, seeds: int, slope: float, *, seed: int = 1, env_id: str = "walk", updates: int = 40, noise=0
+) -> Path:
     """Write the folder of a run whose returns grow by `slope` per update, and by 1 per seed."""
     rng = np.random.default_rng(0)
     path.mkdir()
     config = {"config": {"env_id": env_id, "seed": seed}, "run": {"num_seeds": seeds}, "versions": {}}
     (path / "config.json").write_text(json.dumps({**config, "steps_per_update": 10}))
-    returns = [[np.nan] * seeds, *(slope * update + np.arange(seeds) + noise * rng.normal() for update in range(1, updates))]
+    returns = [
+        [np.nan] * seeds,
+        *(slope * update + np.arange(seeds) + noise * rng.normal() for update in range(1, updates)),
+    ]
     rows = [{"update": i, "env_steps": 10 * (i + 1), "episode_return": x} for i, x in enumerate(returns)]
     if seeds == 1:
         rows = [{**row, "episode_return": row["episode_return"][0]} for row in rows]
@@ -217,7 +222,9 @@ def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
     other = written(tmp_path / "lr=0.1", 1, 1.0, seed=2, updates=20)
     rows = compare.main([str(other), str(fast), "--output", str(tmp_path / "two.png")])
     assert [row["run"] for row in rows] == [str(other), str(fast)]
-    same = [written(tmp_path / str(n), 1, 0.0, seed=n, updates=n, noise=9.0) for n in (99, 2000)]  # as far as both reach
+    same = [
+        written(tmp_path / str(n), 1, 0.0, seed=n, updates=n, noise=9.0) for n in (99, 2000)
+    ]  # as far as both reach
     first, second = compare.main([*map(str, same), "--output", str(tmp_path / "two.png"), "--window", "1"])
     assert (second["iqm"], second["larger_than_first"]) == (first["iqm"], 0.5)
     capsys.readouterr()
