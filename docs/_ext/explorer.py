@@ -196,6 +196,7 @@ def learner_rules() -> dict[str, Any]:
     loss = stub("{loss}", provides=("losses",), reads=("value", "mask"))
     blind = stub("{loss}", provides=("losses",), reads=())
     entry = stub("{part}", provides=("extras.value",), reads=())
+    again = stub("{other}", provides=("value",), reads=())
     crop = stub("{part}", requires=("obs",), provides=("obs",), reads=())
 
     def used(text: str, field: str = "value") -> str:
@@ -206,6 +207,7 @@ def learner_rules() -> dict[str, Any]:
         "seen": sorted(NAMED_BY_POLICIES),
         "no_sampler": error_of(divide, change),
         "unread": used(says(change, blind)),
+        "overwritten": used(says(change, again, blind)),
         "unread_entry": used(says(entry, blind).replace("extras.", "")),
         "unread_seen": used(says(pp.full_batch(), crop, blind), "obs"),
         "unread_weight": says(stub("{part}", provides=("weight",), reads=())),

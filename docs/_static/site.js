@@ -81,7 +81,9 @@ function unreadError(says, part, earlier, later) {
   }
   if (!fields.length) return null;
   const seen = evaluated && fields.some((field) => says.seen.includes(field));
-  const unread = fields.every((field) => field.includes(".")) ? says.unread_entry : says.unread;
+  const entries = fields.every((field) => field.includes("."));
+  const overwritten = later.some((reader) => fields.every((field) => reader.provides.includes(field)));
+  const unread = overwritten ? says.overwritten : entries ? says.unread_entry : says.unread;
   const other = fields.join() === "weight" ? says.unread_weight : later.some(addsLoss) ? unread : says.no_loss;
   const text = seen ? says.unread_seen : other;
   return fill(text, { part: part.name, fields: fields.join(" and "), it: fields.length === 1 ? "it" : "them" });

@@ -125,6 +125,8 @@ def _check_read(part: Part, paths: Sequence[Sequence[Part]], evaluated: bool = F
         remedy = "add advantage_weight(), or a loss with coef=pp.field('weight'), after it, or draw without weights"
     elif not any(_adds_loss(later) for path in paths for later in path):
         why, remedy = "because there is no loss", "put one, such as clipped_surrogate(), after the sampler"
+    elif any(set(written) <= set(later.provides) for path in paths for later in path):
+        why, remedy = "because a later part overwrites it", "leave one of the two parts out"
     raise UserValueError(
         f"learner: {part.name} writes {' and '.join(written)}, and no part after it reads "
         f"{'it' if len(written) == 1 else 'them'}, {why}: {remedy}"

@@ -138,7 +138,9 @@ class TreeDistribution:
         check_arrays(name, value=value)
         given = jnp.shape(value)
         if given[max(len(given) - len(shape), 0) :] != shape:
-            raise ShapeError(f"{name}: actions have shape {given}, their distribution {shape}; nothing is broadcast")
+            remedy = ": drop the trailing axis of size 1 with action[..., 0]" if given == (*shape, 1) else ""
+            says = f"actions have shape {given}, their distribution {shape}; nothing is broadcast"
+            raise ShapeError(f"{name}: {says}{remedy}")
 
 
 class VectorDistribution(TreeDistribution):

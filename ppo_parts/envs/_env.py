@@ -179,8 +179,8 @@ def check_env(where: str, env: Any) -> None:
         raise UserTypeError(f"{where}: env must be an environment, got the part {env.name!r}: pass it as pipeline=")
     if not isinstance(env, Env):
         raise UserTypeError(
-            f"{where}: {env!r:.200} is not an environment: make one with envs.make(...), envs.from_gymnasium(...) or "
-            "envs.Env(...)"
+            f"{where}: {env!r:.200} is not an environment: make one with envs.make(...), envs.from_gymnasium(...), "
+            "envs.from_gymnax(...) or envs.Env(...)"
         )
 
 

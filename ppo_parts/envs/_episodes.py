@@ -62,7 +62,7 @@ def _read_step(out: Any, each: tuple[int, ...]) -> Iterator[Any]:
             number = f"{each[1]} numbers, one for each agent," if each[1:] else "one number"
             got = "None" if x is None else f"shape {x.shape[1:]}"
             raise ShapeError(f"auto_reset: step must return {number} as {name}, got {got}")
-        if dtype is bool and jnp.issubdtype(x.dtype, jnp.inexact):
+        if dtype is bool and x.dtype != bool:
             raise UserTypeError(f"auto_reset: step must return {name} as bool, got {x.dtype}: return {name} > 0")
         yield x.astype(dtype)
 

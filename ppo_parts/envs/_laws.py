@@ -110,8 +110,9 @@ def _check_observation(env: Env, obs: Any, each: tuple[int, ...]) -> None:
         space = getattr(env, f"{name}_space")
         shape = map_space(lambda x: None if getattr(x, "shape", None) is None else tuple(x.shape), space)
         given = jax.tree.map(lambda x: x.shape[len(each) :], tree)
+        remedy = "make them alike" if space is not None else f"declare it, as in {name}_space=envs.Box((6,))"
         if shape != given and (shape is not None or name == "privileged"):
-            raise ShapeError(f"check: {name}_space has shape {shape}, but reset returns {given}: make them alike")
+            raise ShapeError(f"check: {name}_space has shape {shape}, but reset returns {given}: {remedy}")
 
     def valid_mask(space: Any) -> Any:
         options = count_options(space)

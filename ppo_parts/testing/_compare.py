@@ -11,7 +11,7 @@ from .._base.hyperparameters import check_takes
 from .._core.part import Part
 from ..errors import UserTypeError
 from ..functional._common import Range, check_range
-from ._calls import evaluate_text, read_calls
+from ._calls import read_calls
 from ._choices import CHAIN, OPTIMIZER, Update
 from ._explain import explain
 from ._record import read

@@ -87,7 +87,7 @@ def main(
 def _sweep(make_train: Callable[[Any], Train], config: Any, options: RunOptions, file: Path) -> dict[str, Any]:
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if field.name not in ("name", "directory", "num_seeds") and value != field.default:
+        if field.name not in ("name", "directory", "num_seeds", "progress") and value != field.default:
             flag = f"--{'no-' * (value is False)}{field.name.replace('_', '-')}"
             raise UserValueError(f"{flag} does nothing in a --sweep: leave it out")
     check_name(options.name)

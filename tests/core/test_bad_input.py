@@ -141,7 +141,8 @@ VALUE_ERRORS = {
     "gae writes advantage and target, and no part after it reads them, because there is no loss: put one, such as cli":
         (GAE, FULL, SURROGATE, GAE),
     "short writes extras.short, and no part after it ... if only the policy reads it": (GAE, SHORT, ACTOR),
-    "advantage_normalize writes advantage, and no part after it reads it": (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
+    "advantage_normalize writes advantage, and no part after it reads it, because a later part overwrites it":
+        (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
     "no loss after the sampler depends on the parameters": (FULL, OF_THE_ROLLOUT),
     "so nothing is learned: use what the policy being trained computes":
         (FULL, OF_THE_ROLLOUT, {"evaluate": pp.microbatched(evaluate, 6)}),
@@ -305,7 +306,7 @@ TYPE_ERRORS = {
          BATCH.replace(per_segment={"score": jnp.arange(4)})),
     "what gradient_metrics returns must be a dictionary": ({"gradient_metrics": lambda gradient: jnp.ones(())},),
     # arguments
-    "positional": lambda: pp.gae(0.99, 0.95),
+    "2 were given: name them, as in gamma=..., gae_lambda=...": lambda: pp.gae(0.99, 0.95),
     "unexpected keyword argument 'gae_lamda' ... id you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, gae_lamda=0.9),
     "unexpected keyword argument 'lam'; did you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, lam=0.9),
     "gae: gamma must be a number or an array, got a function: call it, as in gamma(step)":
@@ -369,6 +370,8 @@ TYPE_ERRORS = {
     "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
     # what is trained, and on what
     "int32 at ['steps'] ... phase(..., trains=...)": ({"params": make_params() | {"steps": jnp.int32(3)}},),
+    "draws=False), which is not an array: pass what its init returns":
+        lambda: learner(CRITIC).init(pp.Policy(abs, evaluate)),
     "learner.init: the parameters are <built-in function abs>, which is not an array":
         lambda: learner(pp.chain(GAE, ACTOR)).init(abs, CONTEXT.key),
     "the parameters to train contain key<fry> at the top, which has no gradient":

@@ -263,7 +263,7 @@ FAULTY = {
         (estimate(lambda b: b.reward + 0.9 * b.next_value - b.value), "depends on next_value at terminations"),
         (estimate(lambda b: jnp.cumsum((b.reward + b.next_value)[::-1], axis=0)[::-1]), "on the steps after a"),
         (estimate(lambda b: pp.functional.gae(b.reward, b.value, b.next_value, b.terminated, gamma=0.9,
-                                              gae_lambda=0.9, mask=b.mask).advantage), "on the steps after a termination or truncation")],
+                                              gae_lambda=0.9, mask=b.mask).advantage), "on the steps after a")],
     "minibatches_are_of_the_rollout": [
         (draws(np.arange(24).reshape(3, 8)), "leading axis [num_minibatches] = [2], but their leading axes are [(3,)]"),
         (draws(np.arange(4, 28).reshape(2, 12)), "minibatch 1 has an index outside of a rollout of shape (6, 4)")],

@@ -303,6 +303,7 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: resetting(step, lambda key: jnp.zeros(1)), r"^auto_reset: reset must return \(state, obs\), got floa"),
     (lambda: resetting(step, lambda key: (0, jnp.zeros(1), {})), r"reset must return \(state, obs\), got 3 items"),
     (lambda: stepping(terminated=lambda x: 0.3), r"return terminated as bool, got float32: return terminated > 0"),
+    (lambda: stepping(terminated=lambda x: 2), r"return terminated as bool, got int32: return terminated > 0"),
     (lambda: stepping(reward=lambda x: 1.0 if x > 0 else 0.0), TRACED + "if x > 0 .*: use jnp.where or jax.lax.cond"),
     (lambda: stepping(obs=lambda x: np.sin(x)[None]), TRACED + r".*np\.sin.* and jnp instead of np"),
     (lambda: stepping(reward=lambda x: x[None][x[None] > 0].sum()), TRACED),

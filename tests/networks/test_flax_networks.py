@@ -296,6 +296,7 @@ test_networks_say_what_is_wrong = common.refused(
     (lambda: networks.mlp(HEAD, 64), "mlp: hidden must be a tuple with the units of each layer, got 64"),
     (cnn(env(DISCRETE, (10, 10, 4))), r"images of at least 36 x 36 pixels, got .*10, 10, 4"),
     *((cnn(pixels(space)), UNCLEAR) for space in (FLOATS, *(envs.Box(FRAMES, *x) for x in ((), (0, 128), (-128, 1))))),
+    (remember(None, RESET), f"{CARRY}.* pass the whole policy"),
     *((remember(*x), CARRY) for x in ((ONE, RESET), ((ONE, ONE[:, :3]), RESET), ((ONE, ONE), RESET[0]))),
     (observe(PRIVILEGED), r"privileged part .* float32\[1, 1, 2\], but .* is None: give both"),
     (dense(KERNEL.T, KERNEL, (((0,), (0,)), ((), ()))), "only"),

@@ -240,7 +240,7 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
         (["--seed", str(2**32 - 1), "--num-seeds", "2"], {}, "--seed must be such that all seeds"),
         (["--name", "../escaped"], {}, "--name must name a folder inside directory, got '../escaped'"),
         (["--no-tensorboard"], {}, r"--no-tensorboard does nothing in a --sweep: leave it out"),
-        (["--eval-episodes", "2"], {}, r"--eval-episodes does nothing in a --sweep: leave it out"),
+        (["--no-progress", "--eval-episodes", "2"], {}, r"--eval-episodes does nothing in a --sweep: leave it out"),
         ([], {"run": begin}, "--sweep does not call the run function"),
     ):
         file.write_text("learning_rate: {low: 1e-4, high: 1e-2}")
