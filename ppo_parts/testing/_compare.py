@@ -108,7 +108,8 @@ def compare_update(
     check_takes("compare_update", "evaluate", evaluate, ("params", "batch"))
     check_range("compare_update", "rtol", rtol, Range(0))
     replay = Replay(read(record), evaluate, rtol)
-    update = _set_sizes(Update(*(read_calls(x) if isinstance(x, str) else (x,) for x in (chain, optimizer))), replay)
+    given: list[Any] = [read_calls(x) if isinstance(x, str) else (x,) for x in (chain, optimizer)]
+    update = _set_sizes(Update(*given), replay)
     found = replay.compare(update)
     first = find_first(found)
     explained, changes, left = explain(replay, update, first) if isinstance(chain, str) else ("", [], first)

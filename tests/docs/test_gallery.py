@@ -970,7 +970,7 @@ def test_trials_keep_their_task_and_show_what_happened():
 @jax.enable_x64(False)
 def test_a_pool_plays_the_opponents_that_win_most():
     """The second of three never takes two matches, and the third always does; the first is always beaten."""
-    module = load_card("self_play", "A pool of opponents", 0)
+    module = load_card("self_play", "A pool of opponents", 1)
     module.__dict__.update(vars(load_card("self_play", "A game of your own", 1)))
 
     def policy(params, batch):
