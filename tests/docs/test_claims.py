@@ -176,6 +176,9 @@ def of_choices():
     names = [f"HalfCheetah-v5_300000_{variant}_1" for variant in ("no_normalize", "none")]  # of seeds 1 to 10
     alone = _pages.compare_means(*(results("differences", name)["curve"][-1]["evaluation"] for name in names))
     yield f"({_pages.show_change(alone)})".replace(",", "")
+    names = [f"HalfCheetah-v5_300000_{variant}_11" for variant in ("none", "adaptive_rate")]
+    cost = _pages.compare_pairs(*(results("differences", name)["last_100_episodes"]["per_seed"] for name in names))
+    yield f"costs {_pages.show_change(cost, '.0f')} of the same return".replace(",", "")
 
 
 def of_tasks():
