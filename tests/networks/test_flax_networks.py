@@ -258,7 +258,7 @@ def observe(obs):
 
 PRIVILEGED = envs.Observation(jnp.zeros((1, 1, 5)), privileged=jnp.zeros((1, 1, 2)))
 test_networks_say_what_is_wrong = common.refused(
-    (observe(jnp.zeros((4, 3))), r"an observation of .* must end with the axes \(5,\), got \(4, 3\)"),
+    (observe(jnp.zeros((4, 3))), r"with shape \(5,\) must end with these axes, got shape \(4, 3\)"),
     (critic(env(DISCRETE, shape=None)), "not a space of arrays"),
     (critic(env(DISCRETE), hidden=64), "hidden must be a tuple with the units of each layer, got 64"),
     (critic(env(DISCRETE), hidden=(64, 0)), "hidden must be at least 1, got 0"),
