@@ -30,7 +30,7 @@ def encoded(space: Any, x: Any, image_features: int = 256) -> Array:
     def of_entry(space: Any, x: Array) -> Array:
         shape = tuple(space.shape)
         if x.shape[x.ndim - len(shape) :] != shape:
-            raise ShapeError(f"observations of a space with shape {shape} must end with these axes, got shape {x.shape}")
+            raise ShapeError(f"observation of a space with shape {shape} must end with these axes, got shape {x.shape}")
         if options := count_options(space):
             each = x if hasattr(space, "nvec") else x[..., None]
             each = each.astype(jnp.int32)
