@@ -38,13 +38,12 @@ def check_params(params: Params) -> None:
     """Raise unless every leaf of the parameters is an array."""
     for path, leaf in jax.tree.leaves_with_path(params):
         if not isinstance(leaf, (jax.Array, np.ndarray, float, int, np.generic)):
-            what = f"contain {leaf!r} at {jax.tree_util.keystr(path)}" if path else f"are {leaf!r}"
-            remedy = (
-                "partition a network module, as with equinox.partition(model, equinox.is_inexact_array) or "
-                "flax.nnx.split, and recombine it in evaluate"
-            )
-            remedy = "pass what its init returns" if hasattr(leaf, "init") else remedy
-            raise UserTypeError(f"learner.init: the parameters {what:.200}, which is not an array: {remedy}")
+            what = f"contain {leaf!r:.200} at {jax.tree_util.keystr(path)}" if path else f"are {leaf!r:.200}"
+            split = "equinox.partition(model, equinox.is_inexact_array) or flax.nnx.split"
+            remedy = f"partition a network module, as with {split}, and recombine it in evaluate"
+            if hasattr(leaf, "init"):
+                remedy = "pass what its init returns"
+            raise UserTypeError(f"learner.init: the parameters {what}, which is not an array: {remedy}")
     if not jax.tree.leaves(params):
         raise UserValueError("learner.init: the parameter tree is empty, so there is nothing to train")
 

@@ -52,7 +52,8 @@ def kl_penalty(
     k1, k2, k3 and "k3+" are estimates from the actions of the rollout (see `functional.approx_kl`). They estimate
     KL(reference ‖ current) if the reference is the behavior policy, and KL(current ‖ reference) while the current
     policy is close to the behavior policy. In the latter direction, only k2 and "k3+" have the gradient of the
-    divergence. The gradient of k1 is 0 in expectation, so k1 raises an error. "analytic" calls `kl_divergence`.
+    divergence. The gradient of k1 is 0 in expectation, so k1 raises an error, as does KL(reference ‖ current) for
+    another reference, whose actions it would need. "analytic" calls `kl_divergence`.
 
     Metrics: `<name>`, the divergence in nats. With `target_kl` also `<name>_coef`, and `<name>_after`, the divergence
     after the previous update.
@@ -88,7 +89,7 @@ def kl_penalty(
     adaptive, analytic, forward = target_kl is not None, estimator == "analytic", direction == "reference_to_current"
     of_behavior, only_measures = reference == "behavior", is_zero(coef)  # 0 * inf would be NaN
     if forward and not (of_behavior or analytic):
-        remedy = 'direction="current_to_reference" with "k3+" or "k2", or estimator="analytic"'
+        remedy = 'direction="current_to_reference" or estimator="analytic"'
         raise UserValueError(f"{where}: only actions of {reference!r} could estimate this direction: use {remedy}")
     coef = check_number(where, "coef", coef, POSITIVE if adaptive else None, schedule=not adaptive, field=not adaptive)
     goal = {"target_kl": check_number(where, "target_kl", target_kl, POSITIVE)} if adaptive else {}

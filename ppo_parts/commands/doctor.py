@@ -76,7 +76,8 @@ def read_run(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 def _read_csv(path: Path) -> Iterator[tuple[str, float]]:
     try:
-        rows = list(csv.DictReader(path.read_text("utf-8-sig").splitlines(keepends=True)))
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
     except UnicodeDecodeError as error:
         raise UserValueError(f"{path} must be text in UTF-8: {error}") from error
     for name, text in (cell for row in rows for cell in row.items() if cell[0] and cell[1]):

@@ -48,7 +48,7 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
     return f"; did you mean {' or '.join(repr(lowered[each]) for each in near)}?" if near else ""
 
 
-def reject_call(function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
+def reject_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Make an invalid call so that Python raises its error, and add a remedy: a similar name, or to name arguments."""
     try:
         return function(*args, **kwargs)
@@ -56,9 +56,8 @@ def reject_call(function: Callable[..., Any], args: Iterable[Any], kwargs: Mappi
         known = inspect.signature(function).parameters
         unknown = next((name for name in kwargs if name not in known), "")
         nearest = "" if "Did you mean" in str(error) else did_you_mean(unknown, known)  # Python 3.13 adds it itself
-        kinds = [x.kind for x in known.values()]
-        named = [name for name, x in known.items() if x.kind is x.KEYWORD_ONLY]
-        after = len(tuple(args)) - len(kinds) + len(named)  # the positional arguments that would have to be named
-        if 0 < after <= len(named):
-            nearest = f": name them, as in {', '.join(f'{name}=...' for name in named[:after])}"
+        positional = sum(x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD) for x in known.values())
+        named = [f"{name}=..." for name, x in known.items() if x.kind is x.KEYWORD_ONLY]
+        if 0 < (more := len(args) - positional) <= len(named):
+            nearest = f": name them, as in {', '.join(named[:more])}"
         raise UserTypeError(f"{error}{nearest}") from None

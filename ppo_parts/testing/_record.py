@@ -78,10 +78,10 @@ def read(record: Any) -> dict[str, Any]:
             "compare_update: the record lacks the values after the steps: add 'last_value' [N], V of the observation "
             "after the last step, or, if time limits cut episodes, 'next_obs' or 'next_value' [T, N, ...]"
         )
-    entries: dict[str, Any] = {x: jax.tree.structure(found[x]) for x in found}
-    for name in {"behavior", "gradient", "params_after"} & found.keys():
-        if entries[name] != entries["params"]:
-            remedy = "add zeros where there is no gradient, and parameters that did not change"
+    structure: Any = jax.tree.structure(found["params"])
+    for name in ("behavior", "gradient", "params_after"):
+        if name in found and structure != jax.tree.structure(found[name]):
+            remedy = "add zeros for gradients that do not exist, and parameters that did not change"
             raise UserValueError(f"compare_update: {name!r} must have the entries of 'params': {remedy}")
     _check_steps(found)
     return found

@@ -144,8 +144,8 @@ def resample(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Interpolate curves of steps `[n]` and values `[n, seeds]` up to the last step that all have reached.
 
-    Return steps `[points]`, by default all steps of the curves, and the values `[points, seeds]` of all curves, NaN
-    before a seed's first value.
+    Return `points` equidistant steps (with None, every step of a curve) and the values `[points, seeds]` of all curves,
+    NaN before a seed's first value.
     """
     every = np.unique(np.concatenate([steps for steps, _ in tables]))
     grid = every[every <= min(steps[-1] for steps, _ in tables)]

@@ -424,7 +424,7 @@ def test_the_command_reads_logs_of_other_libraries(write, tmp_path, capsys):
     assert "learning_rate_large (likely)" in capsys.readouterr().out
 
 
-def test_what_is_no_event_ends_with_status_2(tmp_path, capsys):
+def test_a_file_without_events_ends_with_status_2(tmp_path, capsys):
     (tmp_path / "events.out.tfevents.1").write_bytes(b"\xff" * 200)
     assert status(tmp_path) == 2
     assert "is not a file of TensorBoard events" in capsys.readouterr().err

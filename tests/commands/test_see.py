@@ -206,10 +206,8 @@ def written(
     path.mkdir()
     config = {"config": {"env_id": env_id, "seed": seed}, "run": {"num_seeds": seeds}, "versions": {}}
     (path / "config.json").write_text(json.dumps({**config, "steps_per_update": 10}))
-    returns = [
-        [np.nan] * seeds,
-        *(slope * update + np.arange(seeds) + noise * rng.normal() for update in range(1, updates)),
-    ]
+    means = (slope * update + noise * rng.normal() for update in range(1, updates))
+    returns = [[np.nan] * seeds, *(mean + np.arange(seeds) for mean in means)]
     rows = [{"update": i, "env_steps": 10 * (i + 1), "episode_return": x} for i, x in enumerate(returns)]
     if seeds == 1:
         rows = [{**row, "episode_return": row["episode_return"][0]} for row in rows]
@@ -222,9 +220,7 @@ def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
     other = written(tmp_path / "lr=0.1", 1, 1.0, seed=2, updates=20)
     rows = compare.main([str(other), str(fast), "--output", str(tmp_path / "two.png")])
     assert [row["run"] for row in rows] == [str(other), str(fast)]
-    same = [
-        written(tmp_path / str(n), 1, 0.0, seed=n, updates=n, noise=9.0) for n in (99, 2000)
-    ]  # as far as both reach
+    same = [written(tmp_path / str(n), 1, 0.0, seed=n, updates=n, noise=9.0) for n in (99, 2000)]  # in 99 updates
     first, second = compare.main([*map(str, same), "--output", str(tmp_path / "two.png"), "--window", "1"])
     assert (second["iqm"], second["larger_than_first"]) == (first["iqm"], 0.5)
     capsys.readouterr()

@@ -33,6 +33,9 @@ def test_checkpoint_holds_any_tree_of_arrays(tmp_path, monkeypatch):
     step, found = checkpoints.restore(state, 10)
     assert int(found["list"][0]) == step == 10
     assert_same(jax.tree.map(raw, found | {"list": 0}), jax.tree.map(raw, state | {"list": 0}))
+    single = Checkpoints(tmp_path / "single")
+    single.save(1, jnp.ones(3))
+    np.testing.assert_array_equal(single.restore(jnp.zeros(3))[1], np.ones(3))
     with pytest.raises(FileNotFoundError, match=r"no checkpoint 3 in .*: there are 10, 20"):
         checkpoints.restore(state, 3)
     with pytest.raises(ValueError, match=r"flag has bool\[2\], expected float32\[2\].*"):
