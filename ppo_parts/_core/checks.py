@@ -183,7 +183,7 @@ def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
         True
     """
     order = (*COUNTED_BY_ELEMENT[:-1], "loss/", "gradient", "parameters")
-    found: list[tuple[int, str]] = []
+    found: list[tuple[int, int, str]] = []
     for name, value in metrics.items():
         phase, marker, what = name.partition("nonfinite/")
         total = int(np.sum(value)) if marker else 0
@@ -194,6 +194,7 @@ def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
             called, (owner, _, item) = what.replace("/", " ", 1), what.removeprefix("range/").rpartition("/")
             if what.startswith("range/"):  # a hyperparameter of a part, see `fold`
                 rank, called, many = -1, f"{item} of {owner.removeprefix('rollout/')}", "out of range"
-            found.append((rank, f"{phase}{called} ({many})"))
-    listed = ", then in ".join(text for _, text in sorted(set(found)))
+            # The loss that fails first makes the other losses of later minibatches fail, too.
+            found.append((rank, -total * called.startswith("loss "), f"{phase}{called} ({many})"))
+    listed = ", then in ".join(text for *_, text in sorted(set(found)))
     return f"non-finite numbers arose first in {listed}" if found else None

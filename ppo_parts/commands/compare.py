@@ -3,8 +3,9 @@
     python -m ppo_parts.compare runs/a runs/b --output compare.png
     python -m ppo_parts.compare "ours=runs/a1,runs/a2,runs/a3" "theirs=runs/b1,runs/b2,runs/b3"
 
-Only `metrics.jsonl` is read, so the recipe is not needed, and runs may still be training. The solid line is the
-interquartile mean over seeds, and the band is its 95 % bootstrap interval (Agarwal et al. 2021, arXiv:2108.13264).
+Only `config.json` and `metrics.jsonl` are read, so the recipe is not needed, and runs may still be training. The solid
+line is the interquartile mean over seeds, and the band is its 95 % bootstrap interval (Agarwal et al. 2021,
+arXiv:2108.13264).
 """
 
 from __future__ import annotations
@@ -113,9 +114,9 @@ def _read_metric(folder: Path, metric: str, window: int) -> tuple[np.ndarray, np
     except UserValueError as error:
         hint = "; evaluations during training need --eval-every" if metric.startswith(EVALUATION) else ""
         raise UserValueError(f"{folder}: {error}{hint}") from None
+    if PARENT in rows[0] and found.ndim == select_metric(rows, PARENT).ndim:  # evaluations play only the best member
+        found = np.ma.masked_invalid(found).mean(axis=-1).filled(np.nan)  # members copy each other: they are one seed
     steps, values = select_metric(rows, "env_steps"), _statistics.smooth(found.reshape(len(rows), -1), window)
-    if PARENT in rows[0]:  # members copy each other, so they are not independent seeds
-        values = values.reshape(found.shape).mean(axis=-1).reshape(len(rows), -1)
     if not np.isfinite(values).any(axis=0).all():
         raise UserValueError(f"{folder}: {metric} has not been measured in every seed; perhaps no episode has ended")
     return steps, values

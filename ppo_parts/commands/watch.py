@@ -46,7 +46,7 @@ def render_frames(
     if env.render is None:
         how = "give its Env a render(state) -> array [H, W, 3], as in envs.auto_reset(..., render=draw)"
         raise UserValueError(f"this environment cannot be rendered: {how}")
-    begin = jax.jit(lambda key: RolloutState.begin(env, train.policy, 1, *env.reset(key, 1)))
+    begin = jax.jit(lambda key: RolloutState.begin(env, train.policy, env.folded, *env.reset(key, env.folded)))
     play = jax.jit(functools.partial(play_step, env, train.policy, state.learner.params, mode=mode))
     for episode, (reset_key, key) in enumerate(jax.random.split(make_keys(seed, 1), (episodes, 2))):
         now = begin(reset_key)

@@ -152,6 +152,7 @@ class Env(NamedTuple):
         privileged_space: space of `Observation.privileged`; None means that the critic sees what the policy sees.
         zero_sum: whether the policy plays both sides of a game. Rewards and returns are then the first player's, and
             `info` has the `SEATS`, with which `ppo_parts.agents.zero_sum` tells the sides apart.
+        folded: number of agents that `fold_agents` made neighboring environments; `num_envs` must be its multiple.
     """
 
     reset: Callable[[Array, int], tuple[Any, Any]]
@@ -166,6 +167,7 @@ class Env(NamedTuple):
     render: Callable[[Any], Any] | None = None
     privileged_space: Any = None
     zero_sum: bool = False
+    folded: int = 1
 
 
 def get_axes(env: Env, num_envs: int) -> tuple[int, ...]:

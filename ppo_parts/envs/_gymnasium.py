@@ -60,8 +60,8 @@ def make_gym(
         env = functools.reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(spec, **kwargs))
         known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
         if all(isinstance(leaf, known) for leaf in list_spaces(env.observation_space)):
-            return env
-        return gymnasium.wrappers.FlattenObservation(env)
+            return _CopyFinalObs(env)
+        return _CopyFinalObs(gymnasium.wrappers.FlattenObservation(env))
 
     creator = os.getpid()
 
@@ -86,6 +86,14 @@ def make_gym(
     return from_gymnasium(make_vector, info=info, action_mask=action_mask)
 
 
+class _CopyFinalObs(gymnasium.Wrapper):
+    """Copies the observation that ends an episode, because an environment may reuse its array in `reset`."""
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return copy.deepcopy(obs) if terminated or truncated else obs, reward, terminated, truncated, info
+
+
 class _SyncVectorEnv(SyncVectorEnv):
     """Gymnasium's class, but observations keep their dtypes, which `from_gymnasium` checks, and `info` has lists.
 
@@ -103,7 +111,7 @@ class _SyncVectorEnv(SyncVectorEnv):
             obs, reward, terminated, truncated, info = env.step(action)
             final_obs, final_info = None, {}
             if terminated or truncated:
-                final_obs, final_info = copy.deepcopy(obs), info  # an environment may reuse its array
+                final_obs, final_info = obs, info
                 obs, info = env.reset()
             each.append((obs, reward, terminated, truncated, info, final_obs, final_info))
         seen, *fields, infos, final_obs, final_infos = zip(*each, strict=True)

@@ -107,6 +107,7 @@ def from_gymnasium(
             shapes = struct, as_observation(struct).obs, jax.ShapeDtypeStruct((4 + len(names), num_envs), np.float32)
             obs, final, numbers = numpy_callback(instances.step, shapes, which, *jax.tree.leaves(action))
             terminated, truncated, ended = numbers[1:4] > 0
+            truncated &= ~terminated  # an episode may be terminated in the last step that its time limit allows
             if action_mask is not None:  # where an episode is over, no action follows
                 final = Observation(final, obs.available | (terminated | truncated)[:, None])
             fields = {"terminated": terminated, "truncated": truncated, "ended": ended, "obs": obs, "final_obs": final}

@@ -95,7 +95,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     Args:
         env: environment whose observations are arrays or trees of arrays.
         clip: bound after standardization, in standard deviations, > 0.
-        eps: number added to the variance, >= 0.
+        eps: number added to the variance, > 0.
         per_agent: whether each agent has its own statistics, if the agents' observations differ in meaning or size.
 
     Raises:
@@ -106,7 +106,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     """
     check_env("normalize_observation", env)
     clip = check_number("normalize_observation", "clip", clip, POSITIVE, schedule=False)
-    eps = check_number("normalize_observation", "eps", eps, schedule=False)
+    eps = check_number("normalize_observation", "eps", eps, POSITIVE, schedule=False)
     picked = standardized_leaves(env)
     if not any(picked):
         raise UserValueError(f"normalize_observation: {env.observation_space} has nothing to standardize: leave it out")
@@ -170,7 +170,7 @@ def normalize_reward(
         env: any environment.
         gamma: the learner's discount, in [0, 1].
         clip: bound of the scaled reward, > 0.
-        eps: number added to the variance, >= 0.
+        eps: number added to the variance, > 0.
         per_agent: whether to divide each agent's rewards by the standard deviation of its own G.
 
     Raises:
@@ -182,7 +182,7 @@ def normalize_reward(
     rows = _rows("normalize_reward", env, per_agent)
     gamma = check_number("normalize_reward", "gamma", gamma, schedule=False)
     clip = check_number("normalize_reward", "clip", clip, POSITIVE, schedule=False)
-    eps = check_number("normalize_reward", "eps", eps, schedule=False)
+    eps = check_number("normalize_reward", "eps", eps, POSITIVE, schedule=False)
 
     def begin(inner: Any, obs: Any, before: NormalizedState | None) -> NormalizedState:
         running = jnp.zeros(get_axes(env, len(jax.tree.leaves(obs)[0])))

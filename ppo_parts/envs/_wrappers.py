@@ -119,7 +119,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
 
     def reset(key: Array, num_envs: int) -> tuple[Any, Any]:
         if num_envs % agents:
-            counts = "num_envs counts agents (as do the episodes of evaluate, and the environment of watch)"
+            counts = "num_envs counts agents (as do the episodes of evaluate)"
             remedy = f"must be a multiple of {agents}, got {num_envs}: give {agents * -(-num_envs // agents)}"
             raise UserValueError(f"fold_agents: {counts}, and {remedy}")
         return inner.reset(key, num_envs // agents)
@@ -146,6 +146,7 @@ def fold_agents(env: Env, *, agent_id: bool = False) -> Env:
         evaluation=lambda state: fold_agents(env.evaluation(state), agent_id=agent_id),
         num_agents=None,
         observe=None if env.observe is None else observe,
+        folded=agents,
     )
 
 

@@ -133,7 +133,8 @@ class RunFolder:
     def _find_aside(self, name: str) -> Path:
         place = self.path / "aside"
         place.mkdir(exist_ok=True)
-        return _find_unused(place / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        paths = _number_paths(place / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        return next(path for path in paths if not path.exists())
 
 
 @contextlib.contextmanager
@@ -170,7 +171,9 @@ def _open(train: Train, config: Any, options: RunOptions, stack: contextlib.Exit
     env_id = str(getattr(config, "env_id", "run")).partition(",")[0].replace("/", "-")  # settings may contain paths
     name = f"{env_id}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
-        path = _find_unused(options.directory / name) if options.name is None else options.directory / options.name
+        path = options.directory / (options.name or name)
+        if options.name is None:
+            path = _create_unused(path)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         says = f"{error.filename} cannot be created: {error.strerror}; give another --directory or --name"
@@ -214,10 +217,18 @@ def _open_source(train: Train, config: Any, options: RunOptions) -> tuple[RunFol
     return run, update, state
 
 
-def _find_unused(path: Path) -> Path:
-    """Return `path` or, if it exists, the first unused path with a suffix -2, -3, ..."""
-    paths = (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in itertools.count(1))
-    return next(path for path in paths if not path.exists())
+def _number_paths(path: Path) -> Iterator[Path]:
+    """Yield `path`, then the same path with a suffix -2, -3, ..."""
+    return (path if n == 1 else path.with_name(f"{path.name}-{n}") for n in itertools.count(1))
+
+
+def _create_unused(path: Path) -> Path:
+    """Create the first unused folder of `_number_paths`, even if other processes do the same at once."""
+    for each in _number_paths(path):
+        with contextlib.suppress(FileExistsError):
+            each.mkdir(parents=True)
+            return each
+    raise AssertionError
 
 
 def _lock(folder: Path) -> Any:

@@ -195,7 +195,7 @@ def announce(result: dict[str, Any]) -> None:
     found = result.get("last_100_episodes_return")
     if found is None:
         logger.info("the last returns are unknown: metrics.jsonl lacks the last updates")
-    elif np.isfinite(found["mean"]):
+    elif found["mean"] is not None and np.isfinite(found["mean"]):  # None is read from a file
         logger.info(f"mean return of the last 100 episodes: {format_summary(found)}")
     else:
         logger.info("no episode ended" + (" in some of the seeds" if result["num_seeds"] > 1 else ""))

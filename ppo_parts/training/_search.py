@@ -38,6 +38,9 @@ def check_fields(where: str, config: Any, names: Iterable[str]) -> None:
         if name not in fields:
             hint = did_you_mean(name, fields) or f": its fields are {', '.join(fields)}"
             raise UserValueError(f"has no field {name!r}{hint}", where=where, argument="config")
+        if name == "seed":
+            says = "a search has no field 'seed', because all trials share the keys of the configuration's seed"
+            raise UserValueError(f"{where}: {says}: give num_seeds (--num-seeds) to train with several")
 
 
 def check_same_search(folder: Path, config: Any, num_seeds: int, search: Mapping[str, Any]) -> None:
@@ -141,6 +144,16 @@ def _read_choice(parse: Callable[[str], float] | None, x: Any) -> Any:
     return x
 
 
+def _check_search(make_train: Callable[[Any], Train], config: Any, suggested: Mapping[str, Any]) -> Train:
+    """Raise unless a recipe accepts every choice and both ends of every range; return the last run that it made."""
+    ends = {name: x.get("choices") or (x["low"], x["high"]) for name, (_, x) in suggested.items()}
+    first = {name: values[0] for name, values in ends.items()}
+    for name, value in ((name, value) for name, values in ends.items() for value in values):
+        check_config(changed := dataclasses.replace(config, **{**first, name: value}))
+        train = make_train(changed)
+    return train
+
+
 def draw_fields(suggested: Mapping[str, tuple[str, dict[str, Any]]], trial: Any) -> dict[str, Any]:
     """Draw the fields of an Optuna trial."""
     return {name: getattr(trial, how)(name, **given) for name, (how, given) in suggested.items()}
@@ -173,11 +186,7 @@ def objective(
     """
     optuna = require_package("optuna", "optuna")
     suggested = read_search(config, search)
-    ends = {name: x.get("choices") or (x["low"], x["high"]) for name, (_, x) in suggested.items()}
-    first = {name: values[0] for name, values in ends.items()}
-    for name, value in ((name, value) for name, values in ends.items() for value in values):
-        train = make_train(dataclasses.replace(config, **{**first, name: value}))  # raises before any trial
-    check_metric("objective", train, metric)
+    check_metric("objective", _check_search(make_train, config, suggested), metric)
     programs = make_trial_programs(make_train, config, num_seeds)
 
     def train_and_report(trial: Any) -> float:
@@ -295,7 +304,8 @@ def sweep_with_ray(
 
     Reference: Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning", arXiv:1810.05934 (ASHA).
     """
-    tune, draw = require_package("ray.tune", "ray"), functools.partial(draw_fields, read_search(config, search))
+    _check_search(make_train, config, suggested := read_search(config, search))
+    tune = require_package("ray.tune", "ray")
     if type(config).__module__ == "__main__":  # under `python -m`; in Ray's processes, this is another module
         make_train = _stored.import_recipe(_stored.name_recipe(make_train), folder)
         fields = {"config": _stored.encode_config(config)}
@@ -309,6 +319,7 @@ def sweep_with_ray(
         tuner = tune.Tuner.restore(path, trainable=kind, restart_errored=True)
     else:
         goal = {"metric": "episode_return", "mode": "max"}
+        draw = functools.partial(draw_fields, suggested)
         search_alg = require_package("ray.tune.search.optuna", "ray").OptunaSearch(draw, **goal)
         scheduler = tune.schedulers.ASHAScheduler(max_t=updates // each)
         how: Any = {"search_alg": search_alg, "scheduler": scheduler, "num_samples": trials, "reuse_actors": True}

@@ -105,6 +105,8 @@ def summary(x: np.ndarray) -> dict[str, object]:
 
 def format_summary(numbers: dict[str, Any], decimals: int | None = None) -> str:
     """Format a summary as the mean and, for several numbers, their spread and the interquartile mean."""
+    if numbers["mean"] is None:  # read from a file, in which null stands for a number that was not finite
+        return "not finite"
     decimals = choose_decimals(numbers["mean"]) if decimals is None else decimals
     mean, text = f"{numbers['mean']:.{decimals}f}", ""
     if numbers["iqm_95"] is not None:
@@ -191,7 +193,8 @@ def check_picture(path: Path) -> None:
 
 def smooth(returns: np.ndarray, window: int) -> np.ndarray:
     """Average over the updates among the last `window` in which an episode ended; NaN if there are none."""
-    known, before = np.isfinite(returns), np.zeros((min(window, len(returns)), *returns.shape[1:]))
-    sums = [np.cumsum(np.concatenate([before, x]), axis=0) for x in (np.where(known, returns, 0), known)]
-    total, number = (x[len(before) :] - x[: -len(before)] for x in sums)
+    known, ends = np.isfinite(returns), np.arange(1, len(returns) + 1)
+    windows = np.stack([np.maximum(ends - window, 0), ends], axis=1).ravel()[:-1]  # the last one ends with the array
+    # A difference of two cumulative sums would lose its digits after a huge value.
+    total, number = (np.add.reduceat(x, windows)[::2] for x in (np.where(known, returns, 0.0), known.astype(int)))
     return np.where(number > 0, total / np.maximum(number, 1), np.nan)

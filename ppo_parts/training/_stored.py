@@ -187,7 +187,7 @@ def check_trusted(stored: Mapping[str, Any], folder: Path, trust: bool, *, recip
     module in an `env_id` like "gym:module:Env-v0". A module that is already imported runs nothing new.
     """
     named, env_id = stored.get("recipe"), stored["config"].get("env_id")
-    module, colon, _ = str(env_id).partition(":")[2].partition(":")
+    module, colon, _ = str(env_id).partition(",")[0].partition(":")[2].partition(":")
     chosen = {f"the environment {env_id}": module} if colon else {}
     if recipe and isinstance(named, str) and not named.startswith("ppo_parts.recipes."):
         chosen[f"the recipe {named}"] = named

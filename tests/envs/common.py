@@ -75,9 +75,10 @@ def bit_game(mortal=False):
         return EpisodeState.begin(obs, num_envs, AGENTS), envs.Observation(obs)
 
     def step(key, state, action):
-        wanted, time = jnp.abs(state.inner[..., 0] - jnp.arange(AGENTS)), state.episode_length + 1
+        agents, time = jnp.arange(AGENTS)[None], state.episode_length + 1
+        wanted = jnp.abs(state.inner[..., 0] - agents)
         reward, new = (action == wanted).astype(jnp.float32), see(key, len(time))
-        ended, mortals = time == EPISODE, mortal & (jnp.arange(AGENTS) == 1)
+        ended, mortals = time == EPISODE, mortal & (agents == 1)
         gone = (time >= 2)[:, None] & mortals
         fields = {"obs": envs.Observation(new), "final_obs": envs.Observation(new + 0.5), "ended": ended}
         fields |= {"terminated": gone, "truncated": ended[:, None] & ~gone}

@@ -363,17 +363,24 @@ def test_numbers_that_fit_arrive_as_they_are():
         assert obs[0, 0] == out.final_obs[-1, 0, 0] == arrives
 
 
-def test_final_observations_are_kept_if_an_environment_reuses_its_array():
-    buffer = np.zeros(2)
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_environment_may_reuse_its_array_and_be_terminated_at_its_time_limit(vectorization):
+    class Reuse(gymnasium.Wrapper):
+        buffer = np.zeros(4, np.float32)
 
-    def reuse(env):
-        buffer[:] = env.episode, env.time
-        return buffer
+        def reset(self, **options):
+            self.buffer[:], info = self.env.reset(**options)
+            return self.buffer, info
 
-    vector = _gymnasium._SyncVectorEnv([lambda: Scripted(2, see=reuse)])
-    vector.reset(seed=0)
-    infos = [vector.step(np.array([0]))[-1] for _ in range(2)]
-    np.testing.assert_array_equal(infos[-1]["final_obs"][0], [0, 2])
+        def step(self, action):
+            self.buffer[:], reward, terminated, truncated, info = self.env.step(action)
+            return self.buffer, reward, terminated or truncated, truncated, info
+
+    env_id = "gym:CartPole-v1,max_episode_steps=2"
+    plain, reusing = (play(envs.make(env_id, wrappers=x, vectorization=vectorization), 1)[1] for x in ((), (Reuse,)))
+    np.testing.assert_array_equal(reusing.final_obs, plain.final_obs)
+    assert not np.any(reusing.final_obs[1] == reusing.obs[1])
+    assert (plain.truncated[1], reusing.truncated[1], reusing.terminated[1]) == (True, False, True)
 
 
 WHOLE = Scripted(action_space=spaces.Box(0, 5, (2,), np.int64))

@@ -222,7 +222,10 @@ test_arguments_of_the_wrappers_are_checked = refused(
     (lambda: envs.normalize_reward(ONE, gamma=1.5), r"normalize_reward: gamma must lie in \[0, 1\], got 1\.5"),
     (lambda: envs.normalize_reward(ONE, gamma=lambda step: 0.9), "gamma must be a number"),
     (lambda: envs.normalize_reward(ONE, gamma=0.9, clip=-1.0), r"clip must lie in \(0, inf\]"),
-    (lambda: envs.normalize_observation(ONE, eps=-1.0), r"normalize_observation: eps must lie in \[0, inf\]"),
+    *(
+        (lambda f=f: f(ONE, eps=0.0), r"eps must lie in \(0, inf\], got 0")
+        for f in (envs.normalize_observation, functools.partial(envs.normalize_reward, gamma=0.9))
+    ),
     (lambda: envs.normalize_observation(ONE, per_agent=True), "per_agent=True needs an axis of agents"),
     (lambda: envs.normalize_reward(ONE, gamma=0.9, per_agent=True), "per_agent=True needs an axis of agents"),
     (lambda: envs.prepare(AGENTS, per_agent=True), "prepare: per_agent=True changes .* set normalize=True"),

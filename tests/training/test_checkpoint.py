@@ -33,6 +33,10 @@ def test_checkpoint_holds_any_tree_of_arrays(tmp_path, monkeypatch):
     step, found = checkpoints.restore(state, 10)
     assert int(found["list"][0]) == step == 10
     assert_same(jax.tree.map(raw, found | {"list": 0}), jax.tree.map(raw, state | {"list": 0}))
+    wide = {"float": np.array([0.1, 1e300]), "integer": np.array(2**40)}  # wider than JAX's default dtypes
+    Checkpoints(tmp_path / "wide").save(1, wide)
+    for name, x in Checkpoints(tmp_path / "wide").restore(wide)[1].items():
+        np.testing.assert_array_equal(x, wide[name], strict=True)
     single = Checkpoints(tmp_path / "single")
     single.save(1, jnp.ones(3))
     np.testing.assert_array_equal(single.restore(jnp.zeros(3))[1], np.ones(3))

@@ -110,6 +110,10 @@ def test_a_selection_copies_the_best_and_explores(population, first):
     assert set(np.unique(parents[:, [1, 2, 4]])) == {0, 3, 5}
     np.testing.assert_array_equal(parents[:, 6], np.full(100, 6))  # the middle one
 
+    for alike in (jnp.zeros(10), jnp.full(10, -jnp.inf)):  # no member is better
+        _, parents = population.select(before._replace(total=alike, number=jnp.ones(10)))
+        np.testing.assert_array_equal(parents, np.arange(MEMBERS))
+
     random = copy.copy(population)
     object.__setattr__(random, "fraction", 0.0)
     after, parents = random.select(before)

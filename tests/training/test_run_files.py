@@ -103,6 +103,10 @@ def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys, caplog,
     assert json.loads((folder / "result.json").read_text())["last_100_episodes_return"]["mean"] is None
     assert capsys.readouterr().out == ""
     assert "no episode ended" in caplog.messages
+    stored = json.loads((folder / "result.json").read_text())
+    numbers = dict.fromkeys(stored["last_100_episodes_return"])
+    _reports.announce({**stored, "evaluation": {"episodes": 2, "episode_return": numbers}})  # of a run that is complete
+    assert "evaluation over 2 episodes: not finite" in caplog.messages
 
 
 def test_run_folder_is_new_or_named_with_the_reason_why_it_cannot_be_used(train, whole, place, tmp_path, monkeypatch):
@@ -123,6 +127,10 @@ def test_run_folder_is_new_or_named_with_the_reason_why_it_cannot_be_used(train,
     with open_run(train, tiny(env_id="jaxmarl:SMAX/3m"), RunOptions(directory=tmp_path)) as (folder, *_):
         folders.append(folder.path.name)
     assert folders == ["CartPole-v1-s1-now", "CartPole-v1-s1-now-2", "jaxmarl:SMAX-3m-s1-now"]
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: "-now" not in path.name and exists(path))  # of one begun at once
+    with open_run(train, tiny(), RunOptions(directory=tmp_path)) as (folder, *_):
+        assert folder.path.name == "CartPole-v1-s1-now-3"
 
 
 def test_run_has_one_writer_and_ends_if_its_log_is_removed(train, tmp_path):

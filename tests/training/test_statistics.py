@@ -97,6 +97,7 @@ def test_statistics_smoothing_and_the_picture_take_what_is_missing(tmp_path):
             window = returns[max(0, t - 2) : t + 1, seed]
             expected = np.mean(window[np.isfinite(window)]) if np.isfinite(window).any() else np.nan
             np.testing.assert_allclose(smooth[t, seed], expected)
+    np.testing.assert_array_equal(_statistics.smooth(np.array([1e20, 1.0, 2.0, 3.0]), 2), [1e20, 5e19, 1.5, 2.5])
     steps = np.arange(0.0, _statistics.POINTS)  # drawn without gaps, up to the end of the shorter one
     table = np.where(np.isin(steps[:, None], [50, 150]), steps[:, None], [np.nan, np.nan])
     table[:, 1] = np.nan

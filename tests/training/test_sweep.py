@@ -5,7 +5,7 @@ import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +118,21 @@ def test_each_combination_of_choices_is_one_trial_and_fails_where_a_recipe_refus
     search = {"num_steps": {"choices": [2, 3]}, "anneal": {"choices": [False, True]}}
     result = sweep(make_train, Config(), search, tmp_path)
     assert (result["complete"], result["pruned"], result["fail"]) == (3, 0, 1)
+
+
+def test_a_search_checks_declared_ranges_and_has_no_seeds(tmp_path):
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Ranged(Config):
+        noise: Annotated[float, training.Range(0)] = 0.1
+
+    for search, says in (
+        ({"noise": {"low": -1, "high": 1}}, r"noise must lie in \[0, inf\), got -1\.0"),
+        ({"seed": {"choices": [1, 2]}}, "no field 'seed', because .* num_seeds"),
+    ):
+        for engine in ("optuna", "ray"):
+            with pytest.raises(UserValueError, match=says):
+                sweep(Fake, Ranged(), {**search, "engine": engine}, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_trials_step_environments_on_the_host():
