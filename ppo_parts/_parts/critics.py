@@ -32,7 +32,7 @@ def critic_loss(
     Metric: `<name>_loss`, without the coefficient.
 
     Args:
-        loss: a value loss of `functional`, or your own function of prediction and target with a loss per element.
+        loss: a value loss of `functional`, or your own `f(prediction, target, mask)` that returns a loss per element.
         prediction: the entry of the policy's `Output` to compare with the target, "value" or one in `aux`, such as
             "aux.value_logits".
         coef: coefficient, >= 0.

@@ -394,6 +394,8 @@ def list_notes(played: Played) -> Iterator[str]:
     if cut.any() and number > 3 and not (cut & longest).any():
         says = f"all {number} episodes of {last} steps, the longest, were terminated, and only shorter ones truncated"
         yield f"{says}: if that is a time limit, terminated and truncated are swapped"
+    if played.out.terminated.ndim == 3:
+        yield from _list_left(played)
     numbers = [as_observation(obs)._replace(available=None) for obs in (played.first, played.out.obs)]
     if not any(x.any() for x in jax.tree.leaves(numbers)):
         yield "all observations are 0"
@@ -405,6 +407,22 @@ def list_notes(played: Played) -> Iterator[str]:
         says = "the environment of evaluation(state) resets to other observations with the same key"
         yield f"{says}: a wrapper that changes observations must also wrap env.evaluation(state)"
     yield from itertools.islice(_list_outside(played, read=False), 1)
+
+
+def _list_left(played: Played) -> Iterator[str]:
+    """Yield notes on agents that leave before their episode ends."""
+    out, ended = played.out, played.ended[:, :, None]
+    over = out.terminated | out.truncated
+    left = np.zeros_like(over)  # whether an agent ended in an earlier step of the episode
+    for t in range(1, len(over)):
+        left[t] = (left[t - 1] | over[t - 1]) & ~ended[t - 1]
+    counted = left & (True if out.mask is None else out.mask)
+    if counted.any():
+        says = "an agent ended before its episode did, and its later steps count"
+        yield f"{says}: if it has left, return mask, False in the steps after its end"
+    if ((left | over).all(axis=-1) & ~played.ended).any():
+        says = "all agents have ended, but in different steps, so the episode continues"
+        yield f"{says}: keep terminated True for an agent that has left"
 
 
 def _are_alike(tree: Any) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ..errors import UserTypeError, UserValueError
+from ..functional._errors import did_you_mean
 
 MODULES = {"jnp": "jax.numpy", "optax": "optax", "pp": "ppo_parts", "parts": "ppo_parts.recipes.libraries.parts"}
 """Short names of modules in the text of an update; other modules have their full name."""
@@ -82,6 +83,8 @@ def _evaluate(text: str) -> Any:
                 pkgutil.resolve_name(path)
     try:
         return eval(text, {x: importlib.import_module(MODULES.get(x, x)) for x in names})
+    except AttributeError as error:
+        raise UserValueError(f"compare_update: {error}{did_you_mean(str(error.name), dir(error.obj))}") from None
     except ModuleNotFoundError as error:
         raise UserValueError(
             f"compare_update: {error.name!r} in the text is neither one of {', '.join(MODULES)} nor a module: write "

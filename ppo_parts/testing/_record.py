@@ -72,7 +72,8 @@ def read(record: Any) -> dict[str, Any]:
         shape = found["reward"].shape[1:] if name == "last_done" else found["reward"].shape
         if name in found and found[name].shape != shape:
             got = found[name].shape
-            raise ShapeError(f"compare_update: {name!r} has shape {got}, expected {shape} beside this 'reward'")
+            remedy = ": transpose one of them" if got == shape[::-1] else ""
+            raise ShapeError(f"compare_update: {name!r} has shape {got}, expected {shape} beside this 'reward'{remedy}")
     if not {"next_value", "next_obs", "last_value"} & found.keys():
         raise UserValueError(
             "compare_update: the record lacks the values after the steps: add 'last_value' [N], V of the observation "

@@ -72,6 +72,9 @@ def main(
         keep_compiled_programs()
         devices = count_devices(options)
         if devices > 1 and options.num_seeds == 1 and known.resume is None and getattr(config, "shards", 1) is None:
+            if config.num_envs % devices:
+                says = f"must be a multiple of the {devices} devices (--num-devices), got {config.num_envs}"
+                raise UserValueError(says, argument="num_envs")
             config = dataclasses.replace(config, shards=devices)  # recorded, because it changes the results
         if given.sweep is not None:
             if run is not run_on_host:
@@ -87,7 +90,7 @@ def main(
 def _sweep(make_train: Callable[[Any], Train], config: Any, options: RunOptions, file: Path) -> dict[str, Any]:
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if field.name not in ("name", "directory", "num_seeds", "progress") and value != field.default:
+        if field.name not in ("name", "directory", "num_seeds", "progress", "tensorboard") and value != field.default:
             flag = f"--{'no-' * (value is False)}{field.name.replace('_', '-')}"
             raise UserValueError(f"{flag} does nothing in a --sweep: leave it out")
     check_name(options.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import types
 import typing
 from pathlib import Path
@@ -122,6 +123,14 @@ def check_config(config: Any, where: str = "") -> None:
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise UserTypeError(f"check_config: config must be an instance of a dataclass, got {config!r}")
     where, ranges = where or type(config).__name__, read_declared(type(config), Range)
+    for kind in type(config).__mro__:
+        declared = inspect.get_annotations(kind)
+        for name, x in vars(kind).items():
+            if not (name.startswith("_") or name in declared or hasattr(x, "__get__") or isinstance(x, type)):
+                raise UserTypeError(
+                    f"{kind.__name__}: {name} has no type, so dataclasses ignores its value, {x!r}: write {name}: "
+                    f"{type(x).__name__} = {x!r}"
+                )
     for name, hint in get_type_hints(type(config)).items():
         _check_field(where, name, getattr(config, name), hint, ranges.get(name))
 

@@ -151,8 +151,8 @@ def population(
 
     All members train in one program. After every `every` updates, each of the worst `fraction` copies the state and the
     hyperparameters of a random member of the best `fraction`, if that has a higher score. Then each of its
-    hyperparameters is drawn again with probability 1/4, or else multiplied by one of the `factors`. At least `every` updates follow the last selection, and
-    decide which member is the best. With `fraction=0`, this is a random search.
+    hyperparameters is drawn again with probability 1/4, or else multiplied by one of the `factors`. At least `every`
+    updates follow the last selection, and decide which member is the best. With `fraction=0`, this is a random search.
 
     The result works like any other `make_train`: as a function of a key, in `training.run` and `training.main` with
     checkpoints, on several devices, and with several seeds, each of which is a population. `total_timesteps` counts the

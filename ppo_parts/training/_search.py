@@ -19,7 +19,7 @@ from .._base.checked import Count, checked
 from .._base.command_line import whole_number
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count
-from ..errors import UserError, UserValueError
+from ..errors import UserError, UserTypeError, UserValueError
 from ..functional._arguments import check_as
 from ..functional._errors import did_you_mean
 from . import _stored
@@ -29,6 +29,9 @@ from ._files import average_finite, write_json, write_whole
 from ._processes import logger
 from ._program import compiler_options, keep_compiled_programs
 from ._train import Train, make_keys
+
+TRACED = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+"""The errors of Python code that needs the value of a traced number."""
 
 
 def check_fields(where: str, config: Any, names: Iterable[str]) -> None:
@@ -71,6 +74,15 @@ def make_trial_programs(
     """
     keys = make_keys(config.seed, num_seeds).reshape(num_seeds)
 
+    def make_traced(fixed: Mapping[str, Any], numbers: Mapping[str, Any]) -> Train:
+        try:
+            return make_train(dataclasses.replace(config, **fixed, **numbers))
+        except TRACED as error:
+            raise UserTypeError(
+                f"make_train must not need the value of {' or '.join(numbers)}, because trials share a program in "
+                "which it is traced: compute with jax.numpy, without float(), math or if"
+            ) from error
+
     def compile_programs(make: Callable[[Any], Train]) -> tuple[Any, Any]:
         def init(numbers: Any) -> Any:
             train = make(numbers)
@@ -85,7 +97,7 @@ def make_trial_programs(
 
     @functools.lru_cache(maxsize=16)
     def share_programs(**fixed: Any) -> tuple[Any, Any]:
-        return compile_programs(lambda numbers: make_train(dataclasses.replace(config, **fixed, **numbers)))
+        return compile_programs(functools.partial(make_traced, fixed))
 
     def select(given: Mapping[str, Any]) -> tuple[Any, Any]:
         train = make_train(dataclasses.replace(config, **given))
@@ -144,14 +156,14 @@ def _read_choice(parse: Callable[[str], float] | None, x: Any) -> Any:
     return x
 
 
-def _check_search(make_train: Callable[[Any], Train], config: Any, suggested: Mapping[str, Any]) -> Train:
-    """Raise unless a recipe accepts every choice and both ends of every range; return the last run that it made."""
+def _check_search(make_train: Callable[[Any], Train], config: Any, suggested: Mapping[str, Any]) -> tuple[Any, Train]:
+    """Raise unless a recipe accepts every choice and both ends of every range; return first values and a run."""
     ends = {name: x.get("choices") or (x["low"], x["high"]) for name, (_, x) in suggested.items()}
     first = {name: values[0] for name, values in ends.items()}
     for name, value in ((name, value) for name, values in ends.items() for value in values):
         check_config(changed := dataclasses.replace(config, **{**first, name: value}))
         train = make_train(changed)
-    return train
+    return first, train
 
 
 def draw_fields(suggested: Mapping[str, tuple[str, dict[str, Any]]], trial: Any) -> dict[str, Any]:
@@ -186,8 +198,11 @@ def objective(
     """
     optuna = require_package("optuna", "optuna")
     suggested = read_search(config, search)
-    check_metric("objective", _check_search(make_train, config, suggested), metric)
+    first, train = _check_search(make_train, config, suggested)
+    check_metric("objective", train, metric)
     programs = make_trial_programs(make_train, config, num_seeds)
+    if train.rollout.restart is None:
+        jax.eval_shape(programs(first)[0])  # raises if the recipe cannot be traced
 
     def train_and_report(trial: Any) -> float:
         init, advance = programs(draw_fields(suggested, trial))

@@ -150,7 +150,8 @@ class Train:
                 says = f"must be a training.Config, got {config!r}, which has no {name}"
                 raise UserTypeError(says, where="Train.of", argument="config")
         if not isinstance(policy, Policy):
-            raise UserTypeError(f"must be a ppo_parts.Policy, got {policy!r}", where="Train.of", argument="policy")
+            got = f"the part {policy.name!r}: pass it as pipeline" if isinstance(policy, Part) else f"{policy!r}"
+            raise UserTypeError(f"must be a ppo_parts.Policy, got {got}", where="Train.of", argument="policy")
         check_env("Train.of", env)
         sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps}
         evaluate = policy if config.microbatch is None else microbatched(policy, config.microbatch)

@@ -411,6 +411,15 @@ def test_rewards_of_absent_agents_do_not_count():
     env = altered(bit_game(mortal=True), final_obs=shown)
     for each in (env, envs.fold_agents(env)):
         assert envs.check_laws(each, num_steps=9).episodes > 0
+    assert not envs.check_laws(env, num_steps=9).notes
+    once = lambda out: jnp.isin(out.episode_length[:, None] + jnp.array([[0, 1]]), 3)  # noqa: E731
+    at_last = lambda out: jnp.repeat(out.ended[:, None], 2, axis=1)  # noqa: E731
+    for change, says in (
+        ({"mask": lambda out: None}, "its later steps count: .* return mask, False"),
+        ({"terminated": once, "truncated": at_last}, "keep terminated True for an agent that has left"),
+    ):
+        notes = envs.check_laws(altered(env, **change), num_steps=9).notes
+        assert sum(re.search(says, note) is not None for note in notes) == 1, notes
     out = play(env, lambda key, obs: jnp.abs(obs.obs[..., 0] - jnp.arange(2)).astype(int), 1, 4, seed=0).out
     assert out.episode_return[:, 0].tolist() == [[1, 1], [2, 2], [3, 2], [4, 2]]
 

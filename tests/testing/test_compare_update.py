@@ -128,6 +128,7 @@ test_text_with_wrong_arguments_is_an_error = refused(
     ("pp.clipped_adam(3e-4)", "missing a required argument: 'max_grad_norm'"),
     ("optax.adam(b1=0.8)", "missing a required argument: 'learning_rate'"),
     ("pp.value_loss(coef=0.5, coef=1.0)", "keyword argument repeated: coef"),
+    ("pp.gea(gamma=0.9)", "has no attribute 'gea'; did you mean 'gae'"),
     ("pp.value_loss(0.5, 1)", "too many positional arguments; it takes .coef, name"),
     by=read_calls,
 )
@@ -147,6 +148,7 @@ def test_record_that_lacks_something_is_an_error():
         ({"gradient/policy": None}, "'gradient' must have the entries of 'params': add zeros"),
         ({x: record[x][-1] for x in record if x.startswith("gradient")}, "'gradient' needs a leading axis"),
         ({"value": record["value"][..., None]}, r"'value' has shape .* expected \(16, 4\)"),
+        ({"value": record["value"].T}, r"'value' has shape \(4, 16\), expected \(16, 4\) .*: transpose one of them"),
         ({"last_done": np.zeros(3)}, r"'last_done' has shape \(3,\), expected \(4,\)"),
         ({"done": record["terminated"]}, "'done' and 'terminated': leave one"),
         ({"indices": record["indices"] + 1}, r"'indices' must lie in \[0, 63\], got 64"),

@@ -112,6 +112,14 @@ class Config:
 def test_config_field_that_cannot_be_used_is_named():
     training.check_config(Config(size=9, rate=1e-9, sizes=(), piece=2**70, free=-3.0, few=(1, 2), level=2))
     jax.eval_shape(lambda rate: training.check_config(Config(rate=rate)), jnp.ones(()))
+
+    class Untyped(Config):
+        rate = 0.5
+
+    with pytest.raises(
+        pp.errors.UserTypeError, match=r"Untyped: rate has no type, .* its value, 0.5: write rate: float = 0.5"
+    ):
+        training.check_config(Untyped())
     for name, value, says in (
         ("size", 0, "must be at least 1, got 0"),
         ("size", 10, "must lie in [1, 9], got 10"),

@@ -58,7 +58,7 @@ def check_seeds(place):
 def check_population(place):
     """Four members on two devices: the bits of one device, also after a selection."""
     config, ranges = recipe.Config(total_timesteps=64), {"learning_rate": training.Range(1e-3, 1e-1)}
-    train = training.population(recipe.make_train, ranges, members=4, every=2, fraction=0.25)(config)
+    train = training.population(recipe.make_train, ranges, members=4, every=2, fraction=0.25, metric="loss")(config)
     (expected, _), (several, _) = (go(train, place, f"on_{n}", config, num_devices=n) for n in (1, 2))
     assert rows(several)[1]["population/parent"] != [0, 1, 2, 3]
     assert rows(several) == rows(expected)
@@ -85,6 +85,8 @@ def check_refusals():
     for flags, shards in {"": 2, "--shards 4": 4, "--num-seeds 2": None}.items():
         assert reached("--num-devices", "2", *flags.split())[0].shards == shards
     assert reached()[0].shards is None
+    with pytest.raises(SystemExit, match=r"--num-envs must be a multiple of the 3 devices \(--num-devices\), got 4"):
+        reached("--num-devices", "3")
 
 
 def check_one_ahead(place):

@@ -208,6 +208,8 @@ def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
         make_train.__module__ = module
         return training.recipe(make_train)(tiny())
 
+    with pytest.raises(UserError, match=r"make_train must return a training.Train, got None: return training.Train.of"):
+        training.recipe(lambda config: None)(tiny())
     own = cleanrl_ppo.make_train(tiny(), env=train.env)
     trains = {"named": of("here.mine"), "recipe": train, "own": own}
     names = ["here.mine", train.recipe, None]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import ppo_parts as pp
 from ppo_parts import training
 from ppo_parts.errors import UserTypeError, UserValueError
 from ppo_parts.training import _statistics
@@ -71,7 +72,7 @@ BAD = {
     "total_timesteps": [lambda: dataclasses.replace(CONFIG, num_steps=2).num_updates],
     "config": [lambda: training.Train.of(None, None, None, None, None)]
     + [lambda x=x: training.diagnose({}, x) for x in (types.SimpleNamespace(clip_coef=5.0), training.Config)],
-    "policy": [lambda: training.Train.of(CONFIG, None, abs, None, None)],
+    "policy": [lambda x=x: training.Train.of(CONFIG, None, x, None, None) for x in (abs, pp.full_batch())],
     "low": [lambda x=x: training.Range(x) for x in ("a", float("nan"))],
     "high": [lambda: training.Range(2, 1)],
     "directory": [lambda: training.Checkpoints(3)],

@@ -15,7 +15,7 @@ import optuna
 import pytest
 
 from ppo_parts import training
-from ppo_parts.errors import UserValueError
+from ppo_parts.errors import UserTypeError, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._search import objective, read_search, sweep
 from tests import recipe
@@ -133,6 +133,15 @@ def test_a_search_checks_declared_ranges_and_has_no_seeds(tmp_path):
             with pytest.raises(UserValueError, match=says):
                 sweep(Fake, Ranged(), {**search, "engine": engine}, tmp_path)
     assert not list(tmp_path.iterdir())
+
+    def measured(config):
+        np.sqrt(float(config.learning_rate))
+        return Fake(config)
+
+    with pytest.raises(
+        UserTypeError, match=r"must not need the value of learning_rate, because .* traced: compute with"
+    ):
+        sweep(measured, Config(), {"learning_rate": {"low": 0.1, "high": 1}}, tmp_path)
 
 
 def test_trials_step_environments_on_the_host():
@@ -254,8 +263,7 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
     for given, options, message in (
         (["--seed", str(2**32 - 1), "--num-seeds", "2"], {}, "--seed must be such that all seeds"),
         (["--name", "../escaped"], {}, "--name must name a folder inside directory, got '../escaped'"),
-        (["--no-tensorboard"], {}, r"--no-tensorboard does nothing in a --sweep: leave it out"),
-        (["--no-progress", "--eval-episodes", "2"], {}, r"--eval-episodes does nothing in a --sweep: leave it out"),
+        (["--no-progress", "--no-tensorboard", "--track"], {}, r"--track does nothing in a --sweep: leave it out"),
         ([], {"run": begin}, "--sweep does not call the run function"),
     ):
         file.write_text("learning_rate: {low: 1e-4, high: 1e-2}")
