@@ -134,12 +134,12 @@ def learner(
     shared, divided = divide(chain(pipeline))
     phases = attach_optimizers(divided, optimizer)
     check_every_write_has_an_effect(shared, [phase.parts for phase in phases])
-    made = _Update(shared, phases, evaluate, gradient_metrics or (lambda gradient: {}))
+    made = _Learner(shared, phases, evaluate, gradient_metrics or (lambda gradient: {}))
     return Learner(made.init, made.update)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Update:
+class _Learner:
     """The two functions of a learner; see `learner` for the fields."""
 
     shared: tuple[Part, ...]

@@ -171,6 +171,10 @@ def main(arguments: Sequence[str] | None = None) -> list[Finding]:
             if given.html is not None:
                 check_writable(given.html, (".html",))
             metrics, config = read_run(given.run)
+            if not config and (given.recipe is not None or given.trust or given.checkpoint != "latest"):
+                raise UserValueError(
+                    f"{given.run} is a log without checkpoints: --checkpoint, --recipe, --trust need one"
+                )
             try:
                 metrics |= probe_run(given) if config else {}
             except UserError as error:

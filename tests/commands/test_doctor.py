@@ -458,6 +458,8 @@ def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys, monkeypatch):
         assert status(tmp_path / name) == 2
         assert says in capsys.readouterr().err
     (tmp_path / "progress.csv").write_text("train/approx_kl,train/entropy_loss\n" + "0.005,-0.5\n" * 9)
+    assert status(tmp_path, "--recipe", "mine") == 2
+    assert "is a log without checkpoints: --checkpoint, --recipe, --trust need one" in capsys.readouterr().err
     assert status(tmp_path, "--html", tmp_path / "page.html") == 0
     assert "<pre>no findings in the metrics; no checkpoint was measured\n</pre>" in (tmp_path / "page.html").read_text()
     rows = "".join(f"{i % 2},0.005\n" for i in range(40))

@@ -72,7 +72,7 @@ BAD = {
     "total_timesteps": [lambda: dataclasses.replace(CONFIG, num_steps=2).num_updates],
     "config": [lambda: training.Train.of(None, None, None, None, None)]
     + [lambda x=x: training.diagnose({}, x) for x in (types.SimpleNamespace(clip_coef=5.0), training.Config)],
-    "policy": [lambda x=x: training.Train.of(CONFIG, None, x, None, None) for x in (abs, pp.full_batch())],
+    "policy": [lambda: training.Train.of(CONFIG, None, abs, None, None)],
     "low": [lambda x=x: training.Range(x) for x in ("a", float("nan"))],
     "high": [lambda: training.Range(2, 1)],
     "directory": [lambda: training.Checkpoints(3)],
@@ -88,6 +88,13 @@ def test_bad_arguments_of_public_functions_are_named():
         for function in functions:
             with pytest.raises((UserValueError, UserTypeError), match=rf"\w+: {name} must "):
                 function()
+
+
+def test_a_part_in_the_place_of_a_policy_is_named():
+    with pytest.raises(
+        UserTypeError, match=r"policy must be a ppo_parts.Policy, got the part 'full_batch': pass it as"
+    ):
+        training.Train.of(CONFIG, None, pp.full_batch(), None, None)
 
 
 def test_statistics_smoothing_and_the_picture_take_what_is_missing(tmp_path):
