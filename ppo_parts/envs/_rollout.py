@@ -141,9 +141,10 @@ def rollout(
         >>> batch.obs.shape, batch.next_value.shape
         ((8, 2, 4), (8, 2))
     """
-    check_shards("rollout", shards, "num_envs", num_envs)
-    check_names(record, keep_info)
     check_env("rollout", env)
+    agents = "" if env.folded == 1 else f" / {env.folded} agents"  # which do not step apart
+    check_shards("rollout", shards, f"num_envs{agents}", num_envs // env.folded)
+    check_names(record, keep_info)
     initial_carry = initial_carry_of(policy)
     each = get_axes(env, num_envs)
 
