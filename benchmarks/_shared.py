@@ -1,4 +1,4 @@
-"""What all benchmarks share: options, so that they mean the same in all of them, and records of measurements.
+"""Options, which mean the same in all benchmarks, and files with records of measurements.
 
 A benchmark has a file of JSON lines, with a line for each record, which has a name. An address such as
 "benchmarks/results/parts.jsonl#cpu" says which file and which line; pages link to records by it.
@@ -118,7 +118,7 @@ def show(x: Any) -> str:
 
 
 def describe_run() -> Record:
-    """What a reader needs to know to measure again."""
+    """Describe the machine, versions and command, so that a reader can measure again."""
     cpu, info = platform.processor(), Path("/proc/cpuinfo")
     if info.exists():
         cpu = next(iter(re.findall(r"model name\s*: (.*)", info.read_text())), cpu)

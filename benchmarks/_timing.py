@@ -50,7 +50,7 @@ def repeat(method: Callable[..., Any], numbered: bool = False) -> Callable[..., 
 
 
 def measure_seconds(thunk: Thunk, calls: int = 1) -> float:
-    """Mean time of one call; every call is waited for."""
+    """Mean time of one call, until its results are ready."""
     began = time.perf_counter()
     for _ in range(calls):
         jax.block_until_ready(thunk())

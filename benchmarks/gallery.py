@@ -287,7 +287,7 @@ def make_remembering(memory: networks.Cell | None) -> Variant:
 def make_trpo() -> Variant:
     """The recipe `trpo`, with the minibatches and the rate of the others for its critic."""
     optimizers = {"actor": evaluate_line("natural gradients (TRPO)"), "critic": ADAM}
-    return Variant(trpo.chain(trpo.Config(num_minibatches=4, update_epochs=4)), optimizer=optimizers)
+    return Variant(trpo.make_chain(trpo.Config(num_minibatches=4, update_epochs=4)), optimizer=optimizers)
 
 
 HEAD, BODY = (FEATURES, 2), (FEATURES, UNITS)

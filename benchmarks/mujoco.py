@@ -42,8 +42,8 @@ class Variant(NamedTuple):
 
 
 def with_parts(config: Config, **parts: Any) -> training.Train:
-    """The recipe with another part in its chain; see `ppo_parts.recipes.mujoco_ppo.chain`."""
-    return mujoco_ppo.make_train(config, pipeline=mujoco_ppo.chain(config, **parts))
+    """The recipe with another part in its chain; see `ppo_parts.recipes.mujoco_ppo.make_chain`."""
+    return mujoco_ppo.make_train(config, pipeline=mujoco_ppo.make_chain(config, **parts))
 
 
 VARIANTS = {

@@ -216,10 +216,10 @@ def differentiate(method: Method, wrt: int) -> Method:
 
 
 def make_loop(method: Method, args: tuple[Any, ...], numbered: bool = False) -> tuple[Callable[[], Any], int]:
-    """A program that calls `method` many times, and how often.
+    """A program that calls `method` repeatedly, and the number of calls.
 
-    These are enough to take 5 ms, and at least four (one if a call takes a second). A call also allocates its outputs
-    and fills them.
+    The calls take at least 5 ms, and are at least four (one if a call takes a second). A call also allocates its
+    outputs and fills them.
     """
     loop = _timing.repeat(method, numbered)
     call, n = _timing.compile_cold(loop, 1, *args)[0], 1

@@ -1,7 +1,7 @@
 """Write the tables and figures of the pages again, from the records: `python -m benchmarks report`.
 
-Prose stands in the pages; what stands between `<!-- NAME WORD ... -->` and `<!-- end -->` is a table of `_tables`, and
-the figures of docs/img are those of `_figures`. The same records give the same pages.
+The pages contain the prose; what stands between `<!-- NAME WORD ... -->` and `<!-- end -->` is a table of `_tables`,
+and the figures of docs/img are those of `_figures`. The same records give the same pages.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..distributions import check_distribution
+from ..distributions._distribution import check_distribution
 from ..errors import ShapeError, UserTypeError
 from ..functional import next_values
 from ..functional._common import unsqueeze

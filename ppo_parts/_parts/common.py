@@ -47,19 +47,19 @@ def loss_part(
     loss: Callable[..., Any],
     numbers: Mapping[str, Any] | None = None,
     *,
-    coef: Numeric = 1.0,
+    coef: Numeric | None = None,
     **declared: Any,
 ) -> Part:
     """Make a part that adds `coef` times a loss per element, `loss(batch, context, **numbers)`, as the loss `name`.
 
-    `loss` receives the values of the hyperparameters in this update. The metric is `<name>_loss`, the mean without the
-    coefficient. If the function returns `(loss, measured)`, the metrics are the means of the arrays `measured` instead.
+    `loss` receives the values of the hyperparameters in this update; a `coef` of None means 1. The metric is
+    `<name>_loss`, the mean without the coefficient. If the function returns `(loss, measured)`, the metrics are the
+    means of the arrays `measured` instead.
     """
-    given, weight = numbers or {}, check_numbers(where, coef=coef)["coef"]
-    weight_name = "coef of the loss" if "coef" in given else "coef"
+    weight = {} if coef is None else check_numbers(where, coef=coef)
 
     def update(batch: Batch, context: Context, /, **values: Any) -> Batch:
-        coef = values.pop(weight_name)
+        coef = values.pop("coef") if weight else 1.0
         result = loss(batch, context, **values)
         value, measured = result if isinstance(result, tuple) else (result, {f"{name}_loss": result})
         batch = batch.add_loss(name, (coef * value).astype(value.dtype))
@@ -68,7 +68,7 @@ def loss_part(
 
     of_loss: dict[str, Any] = {"provides": ("losses",), "place": "after_sampler", "policy_loss": False}
     declared = of_loss | declared | {"reads": (*declared["reads"], "mask")}
-    return stateless(update, name=where, numbers={**given, weight_name: weight}, **declared)
+    return stateless(update, name=where, numbers={**(numbers or {}), **weight}, **declared)
 
 
 def moments_of(x: Array, mask: Array | None) -> Moments:

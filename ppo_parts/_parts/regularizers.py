@@ -13,7 +13,8 @@ from .._base.hyperparameters import Numeric, check_number, value_at
 from .._core.batch import POLICY_READS, Array, Batch, Params
 from .._core.part import Context, Part, read_number, read_numbers, stateless
 from .._core.policy import evaluate_policy
-from ..distributions import Normal, check_distribution
+from ..distributions import Normal
+from ..distributions._distribution import check_distribution
 from ..errors import UserTypeError, UserValueError
 from ..functional import KLEstimator, masked_mean
 from ..functional._arguments import POSITIVE

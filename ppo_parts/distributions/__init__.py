@@ -11,7 +11,6 @@ from ._categorical import Categorical as Categorical
 from ._categorical import MultiCategorical as MultiCategorical
 from ._categorical import mask_logits as mask_logits
 from ._distribution import Distribution as Distribution
-from ._distribution import check_distribution as check_distribution
 from ._joint import Joint as Joint
 from ._normal import Normal as Normal
 from ._normal import StateDependentNormal as StateDependentNormal

@@ -212,7 +212,7 @@ def check_items(where: str, what: str, returned: Any, names: tuple[str, ...], re
 
 
 def cast_exactly(where: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str) -> np.ndarray:
-    """Return a copy of `x` in another dtype; raise if the dtype lacks a number, as uint8 lacks 0.5; round floats."""
+    """Return a copy of `x` in another dtype; raise if the dtype cannot represent a number; round floats."""
     if np.can_cast(x.dtype, dtype):
         return x.astype(dtype)
     if x.dtype.kind not in "biuf":  # np.issubdtype takes several microseconds
@@ -224,4 +224,4 @@ def cast_exactly(where: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str) -
         wrong = np.isfinite(x) & ~np.isfinite(cast) if both_float else cast != x
     if not np.count_nonzero(wrong):
         return cast
-    raise UserValueError(f"{where} contains {x[wrong].flat[0]!s}, which {dtype} does not have: {remedy}")
+    raise UserValueError(f"{where} contains {x[wrong].flat[0]!s}, which {dtype} cannot represent: {remedy}")

@@ -18,7 +18,8 @@ from .._core.learner import LearnerState
 from .._core.metrics import Metrics
 from .._core.policy import apply_policy, carry_after, evaluate_policy, initial_carry_of, is_value, policy_keys
 from .._core.shards import check_shards
-from ..distributions import Joint, check_distribution
+from ..distributions import Joint
+from ..distributions._distribution import check_distribution
 from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional import next_values
 from ..functional._arguments import check_key
@@ -141,10 +142,10 @@ def rollout(
         >>> batch.obs.shape, batch.next_value.shape
         ((8, 2, 4), (8, 2))
     """
+    check_names(record, keep_info)
     check_env("rollout", env)
     agents = "" if env.folded == 1 else f" / {env.folded} agents"  # which do not step apart
     check_shards("rollout", shards, f"num_envs{agents}", num_envs // env.folded)
-    check_names(record, keep_info)
     initial_carry = initial_carry_of(policy)
     each = get_axes(env, num_envs)
 

@@ -1,7 +1,7 @@
 r"""Policy losses per element, most of which are functions of the log-ratio and the advantage.
 
 The ratio :math:`r = e^{\ell}` overflows in float32 from a log-ratio of 88, and then an advantage of 0, a bound or a
-difference would turn infinity into NaN. So each branch replaces the log-ratio by 0 first where the branch is not taken.
+difference would turn infinity into NaN. Branches that are not taken therefore see a log-ratio of 0.
 Docstrings say where a loss is infinite; otherwise finite inputs give finite losses and gradients.
 """
 
@@ -331,16 +331,6 @@ def smoothness_loss(mean: Wide, other: Wide, *, mask: Array | None = None) -> Ar
     return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
 
 
-@jax.custom_jvp
 def _ratio(logs: Array, needed: Array) -> Array:
-    """Return the ratio where it is needed, and 1 elsewhere, because 0 times an infinite ratio would be NaN.
-
-    The ratio is its own derivative, so XLA computes one exponential for all uses of `logs`.
-    """
-    return jnp.where(needed, jnp.exp(logs), 1)
-
-
-@_ratio.defjvp
-def _slope(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    ratio = _ratio(*primals)
-    return ratio, jnp.where(primals[1], ratio, 0) * tangents[0]
+    """Return the ratio where it is needed, and 1 elsewhere, because 0 times an infinite ratio would be NaN."""
+    return jnp.exp(jnp.where(needed, logs, 0))

@@ -29,7 +29,7 @@ PRESETS = mujoco_ppo.PRESETS
 def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | None = None) -> training.Train:
     """Return the run of `mujoco_ppo` with V-trace, whose ratios compare the learner's policy with the actor's."""
     vtrace = pp.vtrace(gamma=config.gamma, gae_lambda=config.gae_lambda)
-    corrected = mujoco_ppo.chain(config, advantages=vtrace, refresh="every_epoch")
+    corrected = mujoco_ppo.make_chain(config, advantages=vtrace, refresh="every_epoch")
     return mujoco_ppo.make_train(config, env, pipeline or corrected)
 
 

@@ -53,7 +53,7 @@ PRESETS = {
 }
 
 
-def chain(
+def make_chain(
     config: Config,
     *,
     advantages: pp.Part | None = None,
@@ -82,7 +82,7 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     rate = pp.linear_schedule(config.learning_rate, 0.0, config.num_updates)
     optimizer = pp.clipped_adam(rate, config.max_grad_norm)
     return training.Train.of(
-        config, env, policy, pipeline or chain(config), optimizer, schedules={"learning_rate": rate}
+        config, env, policy, pipeline or make_chain(config), optimizer, schedules={"learning_rate": rate}
     )
 
 

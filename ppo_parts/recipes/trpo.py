@@ -46,7 +46,7 @@ class Config(training.Config):
 PRESETS = {"trpo": Config()}
 
 
-def chain(config: Config) -> pp.Part:
+def make_chain(config: Config) -> pp.Part:
     """Make the chain of this recipe, with a phase for each network."""
     actor = pp.chain(
         pp.full_batch(),
@@ -76,7 +76,9 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     max_kl = pp.linear_schedule(config.max_kl, 0.0, config.num_updates)
     actor, critic = pp.optim.natural_gradient(max_kl, cg_steps=25), optax.adam(config.learning_rate)
     optimizers = {"actor": actor, "critic": critic}
-    return training.Train.of(config, env, policy, pipeline or chain(config), optimizers, schedules={"max_kl": max_kl})
+    return training.Train.of(
+        config, env, policy, pipeline or make_chain(config), optimizers, schedules={"max_kl": max_kl}
+    )
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ class RunOptions:
     ] = None
     distributed: Annotated[bool, "one of several processes that train together (Slurm, torchrun, TPUs, ...)"] = False
     heartbeat_timeout: Annotated[
-        int, Range(1), "seconds without a sign of life after which a process counts as lost, and the run ends"
+        int, Range(1), "seconds without a heartbeat before a process is considered lost, and the run ends"
     ] = 100
     eval_every: Annotated[int | None, Range(1), "updates between evaluations; None: only one, at the end"] = None
     eval_episodes: Annotated[int, Range(0), "number of whole episodes to play in an evaluation"] = 0

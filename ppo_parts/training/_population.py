@@ -217,7 +217,7 @@ def population(
 
         one = member()
         check_metric("population", one, metric)
-        if one.rollout.restart is not None:
+        if one.on_host:
             raise UserValueError("population: members cannot share environments on the host: use one in JAX or a sweep")
         if fraction and 2 * every > one.num_updates:
             says = f"must be at most half of the {one.num_updates} updates, so that there is a selection, got {every}"

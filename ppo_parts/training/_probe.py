@@ -149,7 +149,7 @@ def _collect_rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str,
 
 def _compare_policies(train: Train, state: TrainState) -> dict[str, Any]:
     """Return whether a policy with other parameters sees the same observations (and rewards) from the same states."""
-    if train.rollout.restart is not None:
+    if train.on_host:
         return {"no_effect": jnp.nan, "actions_ignored": jnp.nan}  # the host cannot return to earlier states
     other = jax.tree.map(lambda x: 100 * x, train.policy.init(jax.random.key(0)))  # makes actions differ
     both = jax.tree.map(lambda *x: jnp.stack(x), state.learner.params, other)
@@ -171,7 +171,7 @@ def _change_actions(train: Train, state: TrainState) -> Array | float:
 
     def begin(key: Array) -> tuple[Any, Any]:
         """Return two equal states. A host state can be stepped only once, but a second reset makes an equal one."""
-        if train.rollout.restart is None:
+        if not train.on_host:
             return jax.tree.map(lambda x: jnp.stack([x, x]), state.rollout[:2])
         return jax.vmap(lambda key: env.reset(key, 1))(jnp.stack([key, key]))
 

@@ -116,7 +116,7 @@ class Program:
             return jax.lax.fori_loop(0, number, body, (state, buffer))
 
         # After an error in an environment on the host, the run saves the state from before the call.
-        donated = (0,) if self.train.rollout.restart is None else ()
+        donated = () if self.train.on_host else (0,)
         options: dict[str, Any] = {"out_shardings": (self.sharding, None), "donate_argnums": donated}
         program = self.jit(updates, (SEEDS, WHOLE), (SEEDS, SEEDS_OF_ROWS), **options)
         return program.lower(state, np.int32(0)).compile()
@@ -166,7 +166,7 @@ def make_mesh(train: Train, options: RunOptions) -> tuple[Mesh | None, Any]:
     number = count_devices(options)
     if number == 1 and jax.process_count() == 1:
         return None, None
-    if train.rollout.restart is not None:
+    if train.on_host:
         _refuse_devices(f"must be 1 for environments on the host, got {number}: leave it out")
     mesh = Mesh(np.array(jax.devices()[:number]), (AXIS,))
     if options.num_seeds == 1:

@@ -177,7 +177,7 @@ def summarize_metrics(path: Path, rows: Iterable[Row], title: str, env_steps: in
     last = last_episodes_return(returns.T, episodes.T)
     result: dict[str, Any] = {"last_100_episodes_return": summary(np.asarray(last))} if steps[-1] == env_steps else {}
     if lost:
-        result |= {"skipped_minibatches": int(lost), "skipped_share": lost / total}
+        result |= {"skipped_minibatches": int(lost), "skipped_fraction": lost / total}
     if np.isfinite(returns).any():
         plot_curve(path, steps, returns, title, evaluation=evaluation)
         result["curve"] = str(path)
@@ -201,8 +201,8 @@ def announce(result: dict[str, Any]) -> None:
         logger.info("no episode ended" + (" in some of the seeds" if result["num_seeds"] > 1 else ""))
     if "skipped_minibatches" in result:
         logger.info(
-            f"{result['skipped_minibatches']:,} minibatches ({result['skipped_share']:.0%}) had no effect: there were "
-            f"non-finite numbers in their updates; {NONFINITE}... in the metrics says where"
+            f"{result['skipped_minibatches']:,} minibatches ({result['skipped_fraction']:.0%}) had no effect, because "
+            f"their updates had non-finite numbers; {NONFINITE}... in the metrics says where"
         )
     if "evaluation" in result:
         played = result["evaluation"]

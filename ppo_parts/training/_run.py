@@ -64,13 +64,12 @@ def run(
         ValueError: if it has another configuration. OSError: if the folder cannot be written.
         FloatingPointError: if non-finite numbers appear and `options.on_nonfinite` is "stop".
     """
-    for name, given, right, what in (
-        ("train", train, isinstance(train, Train), "what a recipe's make_train returns"),
-        ("config", config, "seed" in getattr(type(config), "__dataclass_fields__", ()), "a dataclass with a seed"),
-        ("options", options, isinstance(options, RunOptions | None), "training.RunOptions(...)"),
-    ):
-        if not right:
-            raise UserTypeError(f"must be {what}, got {given!r}", where="run", argument=name)
+    if not isinstance(train, Train):
+        raise UserTypeError(f"must be what a recipe's make_train returns, got {train!r}", where="run", argument="train")
+    if "seed" not in getattr(type(config), "__dataclass_fields__", ()):
+        raise UserTypeError(f"must be a dataclass with a seed, got {config!r}", where="run", argument="config")
+    if not isinstance(options, RunOptions | None):
+        raise UserTypeError(f"must be training.RunOptions(...), got {options!r}", where="run", argument="options")
     options = RunOptions() if options is None else options
     validate(options, train)
     program = make_program(train, config.seed, options)
@@ -86,7 +85,7 @@ def run(
             + (f", from update {done_before}" if 0 < done_before < updates else "")
             + (f", already complete; use --init-from {path} to train further" if done_before >= updates else "")
         )
-        if state is not None and train.rollout.restart is not None:
+        if state is not None and train.on_host:
             logger.info("the environments are on the host, where no checkpoint can store them: new episodes begin")
         loop = Loop(train, options, folder, program, interrupt, done_before, state)
         with open_listeners(train, options, folder, done_before, on_rows) as loop.listeners:
@@ -179,7 +178,7 @@ class Loop:
 
         Raise at the first update with non-finite numbers, after recording the rows up to it.
         """
-        state, overwrites = self.state, self.train.rollout.restart is None
+        state, overwrites = self.state, not self.train.on_host
         self.state = None if overwrites else state
         intervals = (self.checkpoint_every, self.options.eval_every or self.train.num_updates)
         goal = min((self.done // every + 1) * every for every in intervals)

@@ -102,7 +102,7 @@ def make_trial_programs(
     def select(given: Mapping[str, Any]) -> tuple[Any, Any]:
         train = make_train(dataclasses.replace(config, **given))
         numbers = {name: float(x) for name, x in given.items() if isinstance(x, float)}
-        if train.rollout.restart is not None:
+        if train.on_host:
             init, advance = compile_programs(lambda numbers: train)
         else:
             init, advance = share_programs(**{name: x for name, x in given.items() if name not in numbers})
@@ -201,7 +201,7 @@ def objective(
     first, train = _check_search(make_train, config, suggested)
     check_metric("objective", train, metric)
     programs = make_trial_programs(make_train, config, num_seeds)
-    if train.rollout.restart is None:
+    if not train.on_host:
         jax.eval_shape(programs(first)[0])  # raises if the recipe cannot be traced
 
     def train_and_report(trial: Any) -> float:

@@ -95,6 +95,11 @@ class Train:
         """Return the shapes and dtypes of the state, and of the metrics of an update."""
         return jax.eval_shape(lambda key: self.jitted_step(self.jitted_init(key)), jax.random.key(0))
 
+    @property
+    def on_host(self) -> bool:
+        """Return whether environments step on the host, so that their state cannot be stored or copied."""
+        return self.rollout.restart is not None
+
     def state_shapes(self, num_seeds: int = 1) -> TrainState:
         """Return the shapes and dtypes of the state; several seeds are the first axis of every array."""
         seeds = () if num_seeds == 1 else (num_seeds,)

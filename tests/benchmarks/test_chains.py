@@ -94,7 +94,7 @@ def test_variants_of_the_mujoco_benchmark_change_one_part(monkeypatch):
     monkeypatch.setattr(mujoco_ppo, "make_train", lambda config, pipeline: pipeline)
     changed = ("refresh_rollout", "refresh_minibatch", "value_clip", "advantage_normalize")
     parts = {name: [*mujoco.VARIANTS[name].make_train(mujoco.Config()).parts] for name in changed}
-    plain = [*mujoco_ppo.chain(mujoco.Config()).parts]
+    plain = [*mujoco_ppo.make_chain(mujoco.Config()).parts]
     names = {name: [part.name for part in changed] for name, changed in parts.items()}
     expected = [part.name for part in plain]
     assert names["refresh_rollout"] == names["refresh_minibatch"] == expected

@@ -123,7 +123,7 @@ UNDEFINED = {"entropy": mock.Mock(side_effect=NotImplementedError)}
 
 @pytest.mark.parametrize("hidden", [{}, UNDEFINED], ids=["absent", "undefined"])
 def test_entropy_is_estimated_with_its_gradient_where_it_is_not_defined(hidden):
-    """Of continuous actions, whose samples have gradients, and of discrete ones, whose log-probabilities do."""
+    """For continuous actions through samples, and for discrete ones through log-probabilities."""
     batch, part = rollout(masked=False), pp.entropy_bonus(coef=0.5)
     shape = (TIME, SEGMENTS, 3)
 

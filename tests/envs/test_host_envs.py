@@ -340,7 +340,7 @@ test_what_a_host_environment_must_not_return_is_named = refused(
     (lambda: by_name(lambda: Scripted(2, info=reports), info="pair"), r"info\['pair'\] .* got \(1, 2\): leave it out"),
     # No cast changes a number.
     (lambda: constant(INTEGERS, [3_000_000_000]), "obs of reset contains 3000000000, which int32"),
-    (lambda: constant(PIXEL, [0.5]), "contains 0.5, which uint8 does not have: the observation space is Box"),
+    (lambda: constant(PIXEL, [0.5]), "contains 0.5, which uint8 cannot represent: the observation space is Box"),
     (lambda: constant(REALS, [1e300]), "contains 1e.300, which float32"),
     (lambda: constant(PIXEL, [7], final=[300.7]), r"final_obs.* contains 300.7, which uint8"),
     (lambda: constant(PIXEL, [7], reward=1e39), "reward of step contains 1e.39, which float32"),

@@ -476,7 +476,7 @@ def test_both_sides_of_a_game_are_played(nim):
 
 
 def test_a_chain_that_does_not_tell_the_sides_apart_is_refused(nim):
-    """That of the recipe does, and is traced when it is made."""
+    """The chain of the recipe does, and making the recipe traces it."""
     cleanrl_ppo.make_train(cleanrl_ppo.Config(), nim)
     with pytest.raises(pp.errors.UserValueError, match=r"the policy plays both sides .* pp\.agents\.zero_sum\(pp\.gae"):
         cleanrl_ppo.make_train(cleanrl_ppo.Config(), nim, pipeline=pp.chain(GAE, pp.full_batch(), pp.value_loss()))

@@ -162,7 +162,7 @@ def test_a_run_keeps_what_the_chain_requires():
     env = envs.prepare(envs.make("Pendulum-v1"))
     fields = {"next_obs": pp.regularizers.smoothness_loss(), "behavior": pp.kl_penalty(coef=1.0, estimator="analytic")}
     for field, part in fields.items():
-        train = mujoco_ppo.make_train(config, env, pp.chain(mujoco_ppo.chain(config), part))
+        train = mujoco_ppo.make_train(config, env, pp.chain(mujoco_ppo.make_chain(config), part))
         _, batch, _ = jax.eval_shape(train.collect, train.shapes[0])
         assert [name for name in fields if getattr(batch, name) is not None] == [field]
 

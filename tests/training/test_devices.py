@@ -69,7 +69,7 @@ def check_population(place):
 
 def check_refusals():
     """What devices cannot share equally is refused before a run has a folder; shards follow --num-devices."""
-    train, host = cleanrl_ppo.make_train(CONFIG), SimpleNamespace(rollout=SimpleNamespace(restart=lambda: None))
+    train, host = cleanrl_ppo.make_train(CONFIG), SimpleNamespace(on_host=True)
     for run, options, message in (
         (train, {"num_devices": 8}, "must be at most the 4 that JAX finds, got 8; .*device_count=8 simulates"),
         (train, {"num_devices": 3}, "shards=4 cannot be divided over a mesh of 3 devices"),

@@ -237,7 +237,7 @@ def test_nonfinite_numbers_end_a_run_and_the_remedy_that_is_offered_works(tmp_pa
     assert [row["nonfinite/gradient"] > 0 for row in found] == [False, False, True, False, False, False]
     kept = {name: x for name, x in checkpoint(folder).items() if "episode_return" not in name}
     assert all(np.isfinite(x).all() for x in kept.values() if np.issubdtype(np.asarray(x).dtype, np.floating))
-    assert (result["skipped_minibatches"], result["skipped_share"]) == (2, 1 / 6)
+    assert (result["skipped_minibatches"], result["skipped_fraction"]) == (2, 1 / 6)
     assert "2 minibatches (17%) had no effect" in capsys.readouterr().out
     before, after = ({k: x for k, x in checkpoint(folder, i).items() if k.startswith("learner")} for i in (2, 3))
     assert (before.pop("learner.step"), after.pop("learner.step")) == (2, 3)

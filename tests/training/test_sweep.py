@@ -4,7 +4,6 @@ import dataclasses
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Annotated, NamedTuple
 
 import jax
@@ -41,7 +40,7 @@ class Fake(NamedTuple):
     num_updates: int = 40
 
     shapes = None, {"episode_return": None, "won": None}
-    rollout = SimpleNamespace(restart=None)
+    on_host = False
 
     def init(self, key):
         return jnp.zeros(()), jax.random.key_data(key)[-1].astype(jnp.float32)
