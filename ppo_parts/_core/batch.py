@@ -342,26 +342,32 @@ def kind(x: Any) -> str:
 def field_at(batch: Batch, path: str) -> Any:
     """Return a field of the batch, an entry ("extras.x") or a nested field ("current.aux.x"), or None if absent."""
     value: Any = batch
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-        if value is None:
-            return None
+    while path and value is not None:
+        name, _, rest = path.partition(".")
+        if isinstance(value, Mapping):
+            name, rest = (path, "") if path in value else (name, rest)  # a name may contain dots
+            value = value.get(name)
+        else:
+            value = getattr(value, name, None)
+        path = rest
     return value
 
 
 def with_field_at(batch: Batch, path: str, value: Any) -> Batch:
     """Return the batch with a new value at a path, which is a field, an entry ("extras.x") or a nested field."""
 
-    def replaced(tree: Any, names: list[str]) -> Any:
-        if not names:
+    def replaced(tree: Any, path: str) -> Any:
+        if not path:
             return value
-        name, *rest = names
+        name, _, rest = path.partition(".")
         if isinstance(tree, Mapping) or tree is None:
-            return {**(tree or {}), name: replaced((tree or {}).get(name), rest)}
+            entries = tree or {}
+            name, rest = (path, "") if path in entries else (name, rest)  # a name may contain dots
+            return {**entries, name: replaced(entries.get(name), rest)}
         replace = tree.replace if isinstance(tree, Batch) else tree._replace
         return replace(**{name: replaced(getattr(tree, name), rest)})
 
-    return replaced(batch, path.split("."))
+    return replaced(batch, path)
 
 
 def require(batch: Batch, where: str, **remedies: str) -> None:

@@ -253,8 +253,11 @@ def _declarations(parts: Sequence[Part]) -> dict[str, Any]:
     written: dict[str, None] = {}
     requires: dict[str, None] = {}
     reads: dict[str, None] = {}
-    for part in parts:
-        requires.update(dict.fromkeys(field for field in part.requires if field not in written))
+    for index, part in enumerate(parts):
+        needed = [field for field in part.requires if field not in written]
+        if index:  # an earlier part may add the metric; parts do not declare the names of metrics
+            needed = [field for field in needed if not field.startswith("metrics.")]
+        requires.update(dict.fromkeys(needed))
         reads.update(dict.fromkeys(field for field in part.reads or () if field not in written))
         written.update(dict.fromkeys(part.provides))
     kinds = {part.policy_loss for part in parts if "losses" in part.provides}

@@ -117,8 +117,8 @@ def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
     """Replace masked numbers by 0 if they would make a network's gradient NaN, as 0 * inf does.
 
     All masked numbers (except pixels) are replaced if networks evaluate each step separately. If minibatches keep time
-    or a policy has several agents, the results at other steps may depend on masked numbers. Then only numbers that are
-    not finite, or whose squares overflow, are replaced.
+    or a policy has several agents, the results at other steps may depend on masked numbers. Then only numbers are
+    replaced that are not finite, whose squares overflow, or that are negative where a segment's other integers are not.
     """
     if batch.mask is None:
         return batch
@@ -129,9 +129,12 @@ def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
         if x.shape[: keep.ndim] != keep.shape:
             return x
         kept = unsqueeze(keep, x.ndim)
-        if not jnp.issubdtype(x.dtype, jnp.floating):  # an embedding of an integer that is too large is NaN
-            ids = alone and jnp.issubdtype(x.dtype, jnp.integer) and x.dtype != jnp.uint8
-            return jnp.where(kept, x, 0) if ids else x
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            if not jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == jnp.uint8:
+                return x
+            # An embedding of an integer out of range is NaN.
+            signed = jnp.any(kept & (x < 0), axis=(0, *range(2, x.ndim)), keepdims=True)
+            return jnp.where(kept if alone else kept | (x >= 0) | signed, x, 0)
         wide = x.astype(accumulator_dtype(x))
         harmless = jnp.square(wide) <= jnp.finfo(wide.dtype).max  # False for NaN
         return jnp.where(kept if alone else harmless | kept, x, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ from .loop import GradientMetrics, PhaseLoop
 from .metrics import Metrics, join_metrics, split_metrics
 from .optimizer import last_finite
 from .part import Context, Part
-from .phase_state import PhaseState, check_and_amend
+from .phase_state import PhaseState, check_and_amend, select_finite
 from .phases import Phase, attach_optimizers, divide, name_states, unname_states
 from .pieces import evaluate_shards
 from .policy import evaluate_current
@@ -134,6 +134,7 @@ def learner(
     shared, divided = divide(chain(pipeline))
     phases = attach_optimizers(divided, optimizer)
     check_every_write_has_an_effect(shared, [phase.parts for phase in phases])
+    _check_amended_once(shared, phases)
     made = _Learner(shared, phases, evaluate, gradient_metrics or (lambda gradient: {}))
     return Learner(made.init, made.update)
 
@@ -213,22 +214,33 @@ class _Learner:
             metrics.append(measured)
 
         context = context.replace(key=jax.random.fold_in(key, len(self.phases) + 1), params=params)
-        shared, states = self._finish(shared, states, prepared, rollouts, context)
+        shared, states = self._finish(shared, states, prepared, rollouts, context, keep_finite)
         pipeline = (shared, unname_states(states, self.phases))
         result = LearnerState(params, unname_states(opt_states, self.phases), pipeline, state.step + 1)
         return result, join_metrics(*metrics)
 
     def _finish(
-        self, shared: Any, states: dict[str, Any], prepared: Batch, rollouts: dict[str, Batch], context: Context
+        self,
+        shared: Any,
+        states: dict[str, Any],
+        prepared: Batch,
+        rollouts: dict[str, Batch],
+        context: Context,
+        keep_finite: bool,
     ) -> tuple[Any, dict[str, Any]]:
         """Return the states of all parts after `finish`, which sees the rollout under the updated policy."""
+
+        def run(parts: tuple[Part, ...], rollout: Batch, index: int, states: Any) -> Any:
+            finished = finish_parts(parts, rollout, context, index, states)
+            return select_finite(finished, states) if keep_finite else finished
+
         finished = {}
         for index, phase in enumerate(self.phases):
             before, after = states[phase.name]
-            before = finish_parts(phase.before, prepared, context, 2 * index + 1, before)
-            finish_after = functools.partial(finish_parts, phase.after, rollouts[phase.name], context, 2 * index + 2)
-            finished[phase.name] = before, phase.run_if_due(context.step, finish_after, lambda states: states, after)
-        return finish_parts(self.shared, prepared, context, 0, shared), finished
+            before = run(phase.before, prepared, 2 * index + 1, before)
+            run_after = functools.partial(run, phase.after, rollouts[phase.name], 2 * index + 2)
+            finished[phase.name] = before, phase.run_if_due(context.step, run_after, lambda states: states, after)
+        return run(self.shared, prepared, 0, shared), finished
 
 
 def finish_parts(parts: tuple[Part, ...], rollout: Batch, context: Context, index: int, states: Any) -> Any:
@@ -240,6 +252,20 @@ def finish_parts(parts: tuple[Part, ...], rollout: Batch, context: Context, inde
         return states
     batch = rollout.replace(current=evaluate_current(context.evaluate, context.params, rollout))
     return finish(parts, batch, states, context.replace(key=jax.random.fold_in(context.key, index)))
+
+
+def _check_amended_once(shared: tuple[Part, ...], phases: Sequence[Phase]) -> None:
+    """Raise if a phase would use what a shared part prepared before another phase ran and amended it again."""
+    amended = next((part.name for part in shared if part.amend is not None), None)
+    again = None
+    for phase in phases:
+        if phase.sampler.refresh != "rollout":
+            again = phase.name
+        elif amended and again:
+            raise UserValueError(
+                f"learner: {amended} changes the parameters again in phase {again!r}, so that phase {phase.name!r} "
+                f'after it, with refresh="rollout", would use old ones: give both the same refresh or swap them'
+            )
 
 
 @checked

@@ -34,6 +34,7 @@ class Estimates(NamedTuple):
     def recorded(batch: Batch) -> Estimates:
         """Return the estimates of the behavior policy, as recorded in the rollout."""
         log_ratio = jnp.zeros_like(batch.log_prob) if batch.log_ratio is None else batch.log_ratio
+        log_ratio = log_ratio.astype(batch.log_prob.dtype)
         return Estimates(batch.value, batch.next_value, log_ratio)
 
     @staticmethod
@@ -92,7 +93,7 @@ def check_and_amend(
     check_states("update", parts, old, new)
     check_before_sampler(parts, batch)
     if keep_finite:
-        new = tuple(select(all_finite(x), x, kept) for x, kept in zip(new, old, strict=True))
+        new = select_finite(new, old)
     return new, *amend(parts, context.params, opt_state, old, new, context)
 
 
@@ -111,6 +112,11 @@ def check_before_sampler(parts: tuple[Part, ...], batch: Batch) -> None:
         )
     if parts:  # samplers would draw wrong elements if a field's size had changed
         check_axes(f"learner, after {names}", batch)
+
+
+def select_finite(new: tuple[Any, ...], old: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the new state of each part if it is finite, and otherwise the old one."""
+    return tuple(select(all_finite(x), x, kept) for x, kept in zip(new, old, strict=True))
 
 
 def all_finite(tree: Any) -> Array:

@@ -218,9 +218,9 @@ class Microbatched:
         if self.size == "auto":
             return 1
         raise UserValueError(
-            f"microbatched: a minibatch of shape {shape} cannot be evaluated in equal pieces of about {size} elements: "
-            f"the nearest number of pieces that divides {length} is {pieces}; use another size or minibatches of "
-            "another size"
+            f"microbatched: a batch of shape {shape} cannot be evaluated in equal pieces of about {size} elements: the "
+            f"nearest number of pieces that divides {length} is {pieces}; use another size, another number of "
+            "environments (for a whole rollout) or minibatches of another size"
         )
 
 

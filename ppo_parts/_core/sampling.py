@@ -237,7 +237,7 @@ def _mask_windows(taken: dict[str, Any], windows: Windows) -> dict[str, Any]:
     if reset is not None:
         begins_later = unsqueeze(windows.start > 0, reset.ndim - 1)
         reset = reset.at[0].set(jnp.where(begins_later, 1, reset[0]).astype(reset.dtype))
-    return {"mask": counts if mask is None else jnp.where(counts, mask, 0), "reset": reset}
+    return {"mask": counts if mask is None else jnp.where(counts, mask, 0).astype(mask.dtype), "reset": reset}
 
 
 def _plan_shards(plan: Plan) -> Plan:

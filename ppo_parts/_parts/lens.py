@@ -97,6 +97,11 @@ def within(
         if part.reads is not None and not reads_field(part, field):
             there = ", ".join(list_reads(part))
             raise UserValueError(f"within: {part.name} does not read {field!r}; it reads {there or 'nothing'}")
+    if "mask" in reading and "losses" in part.provides:
+        raise UserValueError(
+            f"within: the learner averages the losses of {part.name} over batch.mask, so read cannot replace the mask: "
+            'average in a part of your own, batch.add_loss(name, functional.masked_mean(loss, mask), per="batch")'
+        )
     _check_one_critic(name, part, reading)
     acts = writing or part.amend or part.finish or not {"losses", "stop"}.isdisjoint(part.provides)
     if part.provides and not acts:

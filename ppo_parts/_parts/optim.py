@@ -291,7 +291,8 @@ def natural_gradient(
 
         _, size, found = jax.lax.while_loop(goes_on, try_next, (jnp.int32(0), size, jnp.bool_(False)))
         # Where the search fails, x may be infinite or NaN, so that 0 times x would not be 0.
-        return jax.tree.map(lambda u: jnp.where(found, -size.astype(u.dtype) * u, 0), x), state
+        step = jax.tree.map(lambda u: jnp.where(found, -size.astype(u.dtype) * u, 0), x)
+        return spread_nan(step, limit), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 

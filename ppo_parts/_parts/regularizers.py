@@ -362,15 +362,20 @@ def proximal_average(*, decay: Numeric) -> Part:
     """
     numbers = check_numbers("proximal_average", decay=decay)
 
+    def has_mean(x: Any) -> bool:
+        return jnp.issubdtype(x.dtype, jnp.inexact)  # keys and integers do not
+
     def init(params: Params, key: Array | None = None) -> ProximalAverageState:
-        zeros = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=accumulator_dtype(x)), params)
+        zeros = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=accumulator_dtype(x)) if has_mean(x) else (), params)
         return ProximalAverageState(zeros, jnp.zeros(()))
 
     def update(batch: Batch, state: ProximalAverageState, context: Context) -> tuple[Batch, ProximalAverageState]:
         weight = (read_numbers(numbers, batch, context.step)["decay"] * state.weight + 1).astype(state.weight.dtype)
         latest = jax.lax.stop_gradient(context.params)
-        mean = jax.tree.map(lambda m, x: m + ((x - m) / weight).astype(m.dtype), state.params, latest)
-        params = jax.tree.map(lambda m, x: m.astype(x.dtype), mean, latest)
+        mean = jax.tree.map(
+            lambda x, m: m + ((x - m) / weight).astype(m.dtype) if has_mean(x) else m, latest, state.params
+        )
+        params = jax.tree.map(lambda x, m: m.astype(x.dtype) if has_mean(x) else x, latest, mean)
         proximal = evaluate_policy(context.evaluate, params, batch).distribution
         log_prob = proximal.log_prob(batch.action).astype(batch.log_prob.dtype)
         log_prob = jnp.where(boolean_mask(batch.mask, log_prob), log_prob, batch.log_prob)

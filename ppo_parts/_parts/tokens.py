@@ -131,10 +131,10 @@ def group_advantage(
             raise UserValueError(f"{where}: the batch must have the axes [T, N] only, got shape {keep.shape}")
         if size is None:
             check_group(keep.shape[1])
-        elif keep.shape[1] % size:
+        elif (segments := keep.shape[1] // batch.shards) % size:
             raise UserValueError(
-                f"must divide the {keep.shape[1]} segments of this batch, got {size}: use another number of "
-                "sequences, or name an entry of per_segment",
+                f"must divide the {segments} segments of {'this batch' if batch.shards == 1 else 'a shard'}, got "
+                f"{size}: use another number of sequences, or name an entry of per_segment",
                 where=where,
                 argument="group",
             )
@@ -195,6 +195,8 @@ def aggregate(
         tokens = batch.losses[loss]
         if by == "token_mean":
             return batch
+        if batch.log_prob.ndim != 2:
+            raise UserValueError(f"{where}: the batch must have the axes [T, N] only, got shape {batch.log_prob.shape}")
         if jnp.shape(tokens) != jnp.shape(batch.log_prob):
             raise UserValueError(f"{where}: the loss {loss!r} is not per element: it has shape {jnp.shape(tokens)}")
         reduced = per_sequence(tokens, by, mask=batch.mask, length=length).astype(tokens.dtype)

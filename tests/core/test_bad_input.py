@@ -82,6 +82,7 @@ def draws(draw, axis="step"):
     return GAE, own_sampler(axis, draw), SURROGATE
 
 
+POPART = pp.critics.normalize_target(lambda params, old, new: params, rate=0.1)
 UNDECLARED_STOP = pp.stateless(lambda batch: batch.add_stop(discard=batch.reward[0, 0] > 0), name="undeclared")
 SHORT = pp.within(GAE, name="short", write={"advantage": "extras.short"})
 
@@ -290,6 +291,17 @@ VALUE_ERRORS = {
         f.huber_value_loss, delta=lambda step: 1 - 2 * jnp.minimum(step, 1)
     ),
     "within: gae writes only advantage, target, which would be discarded": lambda: LENS(GAE),
+    "within: the learner averages the losses of value_loss over batch.mask":
+        lambda: LENS(VALUE, read={"mask": "extras.kept"}),
+    "normalize_target changes the parameters again in phase 'actor', so that phase 'critic' ... swap them":
+        (GAE, POPART, pp.phases(actor=pp.chain(pp.full_batch(refresh="epoch"), SURROGATE),
+                                critic=pp.chain(FULL, LENS(VALUE, read={"target": "extras.target_normalized"}))),
+         {"optimizer": TWO}),
+    "aggregate: the batch must have the axes [T, N] only, got shape (6, 4, 2)":
+        lambda: pp.tokens.aggregate().update(
+            BATCH.replace(log_prob=BOTH, losses={"policy": BOTH}), (), CONTEXT),
+    "group must divide the 2 segments of a shard, got 4":
+        (pp.tokens.group_advantage(group=4), ACTOR, given(shards=2)),
     "put it before the sampler, because the policy has already been evaluated": (GAE, FULL, AUGMENT, SURROGATE),
     "replay: the rollout has truncated, but like does not":
         lambda: replayed(BATCH.replace(truncated=None), BATCH),
@@ -502,3 +514,11 @@ def test_what_only_looks_bad_is_accepted():
     coin = SimpleNamespace(logits=jnp.zeros(2), sample=lambda seed: jnp.zeros(2, int), log_prob=lambda x: 0.0 * x)
     assert collect(envs.Discrete(1), coin)[1].action.shape == (3, 2)
     update(GAE, SEGMENT, VALUE, {"evaluate": pp.Policy(lambda key: {}, evaluate, lambda num_envs: None)})
+    # Names may contain dots, and a part may read a metric that an earlier part of its own chain adds.
+    penalty = pp.kl_penalty(coef=0.1, estimator="k2", direction="current_to_reference", reference="v1.5")
+    stopping = pp.within(pp.chain(SURROGATE, pp.early_stop("clip_fraction", 1.0)), name="ppo.own")
+    also = pp.early_stop("ppo.own/clip_fraction", 1.0)
+    update(GAE, FULL, stopping, also, penalty, given(extras={"v1.5": BATCH.log_prob}))
+    update(
+        VTRACE, pp.full_batch(2, refresh="epoch"), SURROGATE, given(log_ratio=jnp.zeros_like(BATCH.log_prob, "float16"))
+    )

@@ -29,6 +29,7 @@ from tests.golden_traces import Tape, read_steps, record_steps
 ORDER = np.random.default_rng(0).permuted(np.tile(np.arange(TIME * SEGMENTS), (2, 1)), axis=1).reshape(2, 3, -1)
 COLUMNS = np.array([[[2, 0], [1, 3]], [[3, 2], [0, 1]]])
 LOSSES = (SURROGATE, VALUE)
+SEGMENT = pp.segment_minibatches(1)
 CONTEXT = pp.Context(key=KEY, step=0, params=make_params(), evaluate=evaluate)
 
 
@@ -263,6 +264,44 @@ def test_gradients_that_are_not_finite_are_skipped_and_reported():
     recovered, metrics = update(KEY, after, batch)
     assert pp.nonfinite_report(metrics) is None
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(recovered.params))
+
+
+def test_no_part_keeps_numbers_that_are_not_finite_if_the_optimizer_skips_them():
+    batch = rollout(ends=False, masked=False)
+    like = batch.replace(advantage=batch.reward, target=batch.reward)
+    chain = pp.chain(pp.replay(2, like), pp.full_batch(), SURROGATE, VALUE, pp.kl_penalty(coef=1.0, target_kl=0.1))
+    optimizer = {"main": optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=1)}
+    spoilt = batch.replace(log_prob=batch.log_prob.at[0, 0].set(jnp.nan), reward=batch.reward.at[1, 1].set(jnp.inf))
+    pipeline = pp.chain(GAE, pp.phases(main=pp.phase(chain, trains=None)))
+    state, *metrics = run(pipeline, batch, spoilt, batch, optimizer=optimizer)
+    assert [int(x["main/minibatches"]) for x in metrics] == [1, 0, 1]
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("sampler", [pp.shuffled_minibatches(1), pp.segment_minibatches(1)], ids=["step", "segment"])
+def test_masked_numbers_of_tokens_may_be_out_of_range(sampler):
+    """The entry of each is NaN; where others are negative, too, they are numbers, which a memory may read."""
+    mask = jnp.ones((TIME, SEGMENTS), bool).at[-1].set(False)
+
+    def policy(params, batch):
+        seen = jnp.tanh(jnp.take(params["embedding"], batch.obs, axis=0))
+        return evaluate(params, batch.replace(obs=seen))
+
+    params = make_params() | {"embedding": jnp.ones((5, 3))}
+    tokens = jnp.ones((TIME, SEGMENTS), int)
+    look = probe("least", lambda batch, context: jnp.min(batch.obs))
+    for obs, least in ((tokens.at[-1].set(-100), 0), (tokens.at[0].set(-1).at[-1].set(-2), -2)):
+        batch = rollout(masked=False).replace(obs=obs, mask=mask)
+        _, metrics = run(pp.chain(GAE, sampler, SURROGATE, look), batch, params=params, policy=policy)
+        assert np.isfinite(metrics["grad_norm"])
+        assert metrics["least"] == (least if sampler.name == "segment_minibatches" else max(least, -1))
+
+
+def test_a_boolean_mask_stays_boolean():
+    masked = probe("masked", lambda batch, context: jnp.mean(jnp.where(~batch.mask, 1.0, 0.0)))
+    batch = rollout().replace(mask=jnp.ones((TIME, SEGMENTS), bool))
+    for sampler in (SEGMENT, pp.time_chunks(1, length=3)):
+        assert run(pp.chain(GAE, sampler, masked, SURROGATE), batch)[1]["masked"] == 0
 
 
 def test_only_what_counts_is_counted_and_no_phase_learns_from_a_flag_out_of_range():

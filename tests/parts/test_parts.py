@@ -338,6 +338,21 @@ def test_natural_gradient_tries_shorter_steps_until_the_other_losses_fall():
         optimizer = pp.optim.natural_gradient(pp.linear_schedule(1.0, 0.0, 2), damping=0.0, backtracks=backtracks)
         update, _ = optimizer.update(gradient, optimizer.init(params), params, losses_fn=losses, step=1)
         np.testing.assert_allclose(update, [step, 0.0], rtol=1e-6)
+    update, _ = optimizer.update(gradient, optimizer.init(params), params, losses_fn=losses, step=1)
+    outside = pp.optim.natural_gradient(lambda step: 1.0 - step, damping=0.0)
+    assert np.isnan(outside.update(gradient, outside.init(params), params, losses_fn=losses, step=2)[0]).all()
+
+
+def test_proximal_average_leaves_keys_and_integers_alone():
+    part, params = pp.regularizers.proximal_average(decay=0.9), make_params() | {"rng": jax.random.key(3), "n": 7}
+    params = jax.tree.map(jnp.asarray, params)
+
+    def policy(params, batch):
+        assert jax.dtypes.issubdtype(params["rng"].dtype, jax.dtypes.prng_key)
+        return evaluate(params, batch)
+
+    batch = minibatch(advantage=rollout().reward)
+    close(applied(part, batch, policy, params)[0].log_prob, applied(part, batch)[0].log_prob)
 
 
 def test_natural_gradient_changes_only_what_its_phase_trains_and_nothing_where_it_fails():
