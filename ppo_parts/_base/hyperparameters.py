@@ -187,10 +187,12 @@ def check_takes(
     except (TypeError, ValueError):  # a callable without a signature
         return
     try:
-        signature.bind(*arguments, **dict.fromkeys(keywords))
+        bound = signature.bind(*arguments, **dict.fromkeys(keywords)).arguments
     except TypeError:
+        bound = {arguments[0]: None}
+    if any(bound.get(argument, argument) != argument for argument in arguments):  # also if the order is another
         call = ", ".join((*arguments, *(f"{keyword}=..." for keyword in keywords)))
-        raise UserTypeError(f"{where}: {name} must take ({call}); this one takes {signature}") from None
+        raise UserTypeError(f"{where}: {name} must take ({call}); this one takes {signature}")
 
 
 def value_at(value: Numeric, step: Any) -> Any:

@@ -139,7 +139,7 @@ def learner(
     return Learner(made.init, made.update)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class _Learner:
     """The two functions of a learner; see `learner` for the fields."""
 
@@ -152,6 +152,8 @@ class _Learner:
         return evaluate_shards(self.policy, params, batch)
 
     def init(self, params: Params, key: Array | None = None) -> LearnerState:
+        if key is not None:
+            check_key("learner.init(params, key)", "key", key)
         check_params(params)
         states, opt_states = {}, {}
         for index, phase in enumerate(self.phases):
@@ -288,6 +290,9 @@ def part_state(state: LearnerState, pipeline: Part, name: str) -> Any:
         >>> float(pp.part_state(learner.init({"w": jnp.zeros(2)}), pipeline, "kl_penalty").coef)
         1.0
     """
+    if not isinstance(state, LearnerState):
+        says = f"must be a LearnerState, got {type(state).__name__}: the order is part_state(state, pipeline, name)"
+        raise UserTypeError(says, where="part_state", argument="state")
     shared, phases = divide(chain(pipeline))
     found = list(zip([part.name for part in shared], state.pipeline[0], strict=True))
     states = name_states(state.pipeline[1], phases)

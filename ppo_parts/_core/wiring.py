@@ -218,5 +218,7 @@ def _remedy(path: str) -> str:
     field, _, entry = path.partition(".")
     if field == "metrics":
         return "put the part that adds it before this one, on the same side of the sampler"
+    if field == "current":
+        return f"return pp.Output(distribution, value, {entry.partition('.')[0]}=...) from evaluate"
     wanted = f"{field}[{entry!r}]" if entry else field
     return REMEDY.get(path, f"give the batch {wanted}, or put the part that writes it before this one")

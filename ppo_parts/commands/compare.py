@@ -40,8 +40,10 @@ class Curve(NamedTuple):
 
 
 @checked
-def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode_return", window: Count = 25) -> Curve:
-    """Read a metric of runs that differ only in their seeds, averaged over `window` updates.
+def read_curve(
+    label: str, folders: Sequence[str | Path], metric: str = "episode_return", window: Count | None = None
+) -> Curve:
+    """Read a metric of runs that differ only in their seeds, averaged over `window` updates (None: a tenth of a run).
 
     Raise `UserValueError` if it was not measured, or if the runs use several environments or share a seed.
     """
@@ -53,7 +55,8 @@ def read_curve(label: str, folders: Sequence[str | Path], metric: str = "episode
     seeds = [run["config"].get("seed", 0) + i for run in stored for i in range(run["run"]["num_seeds"])]
     if len(set(seeds)) < len(seeds):
         raise UserValueError(f"{label}: two runs have the same seed, of {sorted(seeds)}, so they are not independent")
-    tables = [_read_metric(path, metric, window) for path in paths]
+    tenths = [max(1, run.get("num_updates", 1) // 10) for run in stored]
+    tables = [_read_metric(path, metric, window or tenth) for path, tenth in zip(paths, tenths, strict=True)]
     return Curve(label, env_ids.pop(), *_statistics.resample(tables, points=None))
 
 
@@ -138,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("runs", nargs="+", help="folder of a run, or name=FOLDER,FOLDER for runs with different seeds")
     parser.add_argument("--output", type=Path, default=Path("compare.png"), help="picture (default: compare.png)")
     parser.add_argument("--metric", default="episode_return", help="metric to compare (default: episode_return)")
-    parser.add_argument("--window", type=positive, default=25, help="updates to average over (default: 25)")
+    parser.add_argument("--window", type=positive, help="updates to average over (default: a tenth of the run)")
     parser.add_argument("--json", type=Path, help="file to write the table to")
     given = parser.parse_args(arguments)
     with exit_on_user_error():
@@ -150,7 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
             pairs = ", ".join(f"{curve.label}: {curve.env_id}" for curve in curves)
             raise UserValueError(f"runs of different environments cannot be compared: {pairs}")
         rows = make_table(curves)
-        what = f"{given.metric.replace('_', ' ')} (mean over at most {given.window} updates)"
+        over = "a tenth of the run" if given.window is None else f"at most {given.window} updates"
+        what = f"{given.metric.replace('_', ' ')} (mean over {over})"
         plot_curves(given.output, curves, what)
         print(f"{what}, at the last step that all have reached")
         print(describe(rows))

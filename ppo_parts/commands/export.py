@@ -32,13 +32,14 @@ from ._shared import load_run, make_parser, report, select_seed
 
 OPSET = 17  # version of ONNX's operators, supported by runtimes since 2022
 TOLERANCE = 1e-5
-"""Largest difference from JAX (relative for numbers above 1) that the command line accepts."""
+"""Largest difference from JAX, relative to the largest number of a row if above 1, that the command line accepts."""
 
 
 def make_policy_function(train: Train, state: TrainState) -> tuple[Callable[..., dict[str, Any]], dict[str, Any]]:
     """Make the function that a model computes, a policy with fixed parameters, its normalizer and its carry.
 
-    Return a function `(obs, *carry) -> outputs by name`, and the shapes and dtypes of one row of its inputs, by name.
+    Return a function `(*leaves of obs, *carry) -> outputs by name`, and the shapes and dtypes of one row of its inputs,
+    by name.
     Raise `UserValueError` if the environment has several agents or the policy draws random numbers.
     """
     env, policy, params = train.env, train.policy, state.learner.params
@@ -112,8 +113,8 @@ def to_onnx(train: Train, state: TrainState, about: dict[str, str] | None = None
 def measure_difference(model: Any, train: Train, state: TrainState, number: int = 1000) -> float:
     """Compare the result of `to_onnx` with JAX on random inputs, and return the largest difference.
 
-    The difference is relative to the larger of 1 and the number in JAX. For discrete actions, logits are compared
-    instead of actions, because the order of two almost equal logits may differ.
+    The difference is relative to the larger of 1 and the largest number of the row in JAX. For discrete actions, logits
+    are compared instead of actions, because the order of two almost equal logits may differ.
     """
     runtime = require_package("onnxruntime", "export")
     act, rows = make_policy_function(train, state)
@@ -128,8 +129,10 @@ def measure_difference(model: Any, train: Train, state: TrainState, number: int 
     compared = {name: np.asarray(x) for name, x in expected.items() if np.issubdtype(np.asarray(x).dtype, np.floating)}
 
     def find_largest(found: np.ndarray, x: np.ndarray) -> Any:
+        axes = tuple(range(1, x.ndim))
+        size = np.max(np.abs(x), axis=axes, keepdims=True, initial=1, where=np.isfinite(x))
         with np.errstate(invalid="ignore"):  # the logit of an impossible option is -inf in both
-            return np.max(np.where(found == x, 0, np.abs(found - x) / np.maximum(np.abs(x), 1)))
+            return np.max(np.where(found == x, 0, np.abs(found - x) / size))
 
     return float(np.max([find_largest(found[name], x) for name, x in compared.items()]))  # NaN if any is
 

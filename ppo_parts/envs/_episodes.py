@@ -16,9 +16,9 @@ from .._base.hyperparameters import check_takes
 from .._base.trees import are_alike, select, without_weak_types
 from ..errors import ShapeError, UserTypeError
 from ..functional._common import unsqueeze
-from ._env import Array, Env, Transition, check_items, check_like
+from ._env import Array, Env, Transition, as_observation, check_items, check_like
 from ._rendering import as_frame
-from ._spaces import check_space
+from ._spaces import check_space, list_spaces
 
 
 class EpisodeState(NamedTuple):
@@ -153,6 +153,11 @@ def auto_reset(
         check_space("auto_reset", "privileged_space", privileged_space)
     initial_shared, agents = jax.tree.map(jnp.asarray, shared), () if num_agents is None else (num_agents,)
 
+    def is_observation(x: Any) -> bool:
+        """Return whether arrays `[N, ...]` or `[N, A, ...]` have the shapes of the observation space."""
+        shapes = [jnp.shape(leaf)[1 + len(agents) :] for leaf in jax.tree.leaves(as_observation(x).obs)]
+        return shapes == [tuple(space.shape) for space in list_spaces(observation_space)]
+
     def new_episodes(key: Array, number: int, shared: Any) -> tuple[Any, ...]:
         arguments = () if shared is None else (shared,)
 
@@ -163,6 +168,8 @@ def auto_reset(
 
     def reset_all(key: Array, num_envs: int, shared: Any = initial_shared) -> tuple[EpisodeState, Any]:
         inner, obs = new_episodes(key, num_envs, shared)
+        if is_observation(inner) and not is_observation(obs):
+            raise UserTypeError("auto_reset: reset must return (state, obs), in this order")
         return EpisodeState.begin(inner, num_envs, *agents)._replace(shared=shared), obs
 
     def begin(key: Array, ended: Array, old: Any, shared: Any) -> Any:
@@ -175,7 +182,9 @@ def auto_reset(
         swapped = are_alike(fresh[::-1], old)
         remedy = ": reset returns (state, obs), in this order" if swapped else ""
         for name, of_reset, of_step in zip(("a state", "an observation"), fresh, old, strict=True):
-            check_like(f"auto_reset: step must return {name} like that of reset", of_step, of_reset, remedy)
+            of_one = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
+            says = f"auto_reset: step must return {name} like that of reset"
+            check_like(says, of_one(of_step), of_one(of_reset), remedy)
         return select(ended, fresh, old)
 
     def step_one(key: Array, state: Any, action: Any) -> Step:

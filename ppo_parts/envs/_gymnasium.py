@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import multiprocessing
@@ -76,7 +77,7 @@ def make_gym(
         try:
             mode = AutoresetMode.SAME_STEP
             if vectorization == "async":
-                return AsyncVectorEnv([make_in_worker] * num_envs, autoreset_mode=mode, context=START_METHOD)
+                return _AsyncVectorEnv([make_in_worker] * num_envs, autoreset_mode=mode, context=START_METHOD)
             return _SyncVectorEnv([make_one] * num_envs, autoreset_mode=mode)
         except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:  # it says what to install
             raise MissingPackage(f"{env_id}: {error}") from error
@@ -84,6 +85,14 @@ def make_gym(
             raise UserValueError(f"{env_id}: {error}") from error
 
     return from_gymnasium(make_vector, info=info, action_mask=action_mask)
+
+
+class _AsyncVectorEnv(AsyncVectorEnv):
+    """Gymnasium's class, but silent if Python has closed the pipes first, as its garbage collection may do."""
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            super().__del__()
 
 
 class _CopyFinalObs(gymnasium.Wrapper):

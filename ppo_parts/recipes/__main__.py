@@ -13,6 +13,7 @@ from ppo_parts import recipes
 
 def list_recipes() -> Iterator[str]:
     """Yield one line for each recipe and one for each of its presets."""
+    line = "  --preset {:<18}{:<55}{:>12,} steps"
     for found in pkgutil.iter_modules(recipes.__path__):
         if found.name.startswith("_") or found.ispkg:  # a package is not a program
             continue
@@ -20,7 +21,7 @@ def list_recipes() -> Iterator[str]:
         title, *_ = (recipe.__doc__ or "").splitlines()
         yield f"python -m ppo_parts.recipes.{found.name}: {title}"
         for name, config in recipe.PRESETS.items():
-            yield f"  --preset {name:<18}{config.env_id:<24}{config.total_timesteps:>12,} steps"
+            yield line.format(name, config.env_id, config.total_timesteps)
 
 
 if __name__ == "__main__":

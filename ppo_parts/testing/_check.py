@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
+from .._base.hyperparameters import check_takes
 from .._core.batch import Batch
 from .._core.chain import chain, parts_of
 from .._core.part import Divider, Part
@@ -63,6 +64,8 @@ def check_part(
         raise UserTypeError(f"check_part: {part!r} is not a part: make one with pp.Part(...) or pp.stateless(...)")
     if any(isinstance(each, Divider) for each in parts_of(part)) and not isinstance(part, Divider):
         raise UserValueError("check_part: the part is a chain with a sampler: check its parts one by one")
+    for name, make in (("batch", batch or example_batch), ("context", context)):
+        check_takes("check_part", name, make, ("seed", "dtype"))
     laws = tuple(laws)
     with jax.default_matmul_precision("highest"):  # in TF32 on GPUs, equal computations differ by 1e-4
         for subject in _make_subjects(part, batch, context):

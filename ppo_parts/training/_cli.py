@@ -23,7 +23,16 @@ from ._processes import initialize, logger, print_messages
 from ._program import count_devices, keep_compiled_programs
 from ._run import run as run_on_host
 from ._search import sweep
-from ._stored import check_trusted, find_config_type, read_config, read_options, recipe, restore_config
+from ._stored import (
+    check_recipe,
+    check_trusted,
+    find_config_type,
+    name_recipe,
+    read_config,
+    read_options,
+    recipe,
+    restore_config,
+)  # fmt: skip
 from ._train import Train
 
 
@@ -63,6 +72,8 @@ def main(
             words = [*_read_words(Path(file), hints), *words]
         known, module = _parse_first(words, prog), getattr(make_train, "func", make_train).__module__
         about = sys.modules[module].__doc__ or "Train a policy."
+        if known.resume is not None and run is run_on_host:  # before its environment is made
+            check_recipe(read_config(Path(known.resume)), name_recipe(make_train))
         given = _parse_all(_choose_defaults(known, presets), tuple(presets), words, prog, about)
         config, options = given.settings, given.run
         check_config(config)

@@ -129,8 +129,9 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 @checked
 def read_metrics(path: str | Path) -> list[Row]:
-    """Read the rows of a metrics file before the first line that is damaged or incomplete."""
+    """Read the rows of a `metrics.jsonl`, or of a run's folder, before the first damaged or incomplete line."""
     path = Path(path)
+    path = path / "metrics.jsonl" if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no metrics file", str(path))
     return list(read_rows(path))

@@ -205,6 +205,8 @@ def _open_source(train: Train, config: Any, options: RunOptions) -> tuple[RunFol
         says = f"a run from the state of {run.path} continues its episodes and keys; {_stored.format_changes(fixed)}"
         raise UserValueError(f"{says}: keep these, or begin a run without --init-from")
     update, state = run.restore(train, options.checkpoint)
+    if run.stored.get("recipe") != train.recipe:
+        logger.info(f"{run.path} was made by the recipe {run.stored.get('recipe')}, and this run is of {train.recipe}")
     steps = update * run.stored["steps_per_update"]
     if run.stored["steps_per_update"] != train.steps_per_update:
         raise UserValueError(

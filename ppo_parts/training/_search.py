@@ -69,8 +69,8 @@ def make_trial_programs(
     """Return a function of the fields that a trial changes; trials that differ only in floats share programs.
 
     With environments on the host, each trial compiles its own programs, because these belong to one environment. The
-    function returns `init() -> (state, number of updates)` and `advance(state, updates) -> (state, metrics)`, with
-    metrics `[seeds, updates]`.
+    function returns `init() -> (state, number of updates)` and `advance(state, updates) -> (state, metrics)`, partial
+    applications of compiled functions; metrics are `[seeds, updates]`.
     """
     keys = make_keys(config.seed, num_seeds).reshape(num_seeds)
 
@@ -202,7 +202,8 @@ def objective(
     check_metric("objective", train, metric)
     programs = make_trial_programs(make_train, config, num_seeds)
     if not train.on_host:
-        jax.eval_shape(programs(first)[0])  # raises if the recipe cannot be traced
+        init, _ = programs(first)
+        init.func.eval_shape(*init.args)  # raises if the recipe cannot be traced; a later call does not trace again
 
     def train_and_report(trial: Any) -> float:
         init, advance = programs(draw_fields(suggested, trial))

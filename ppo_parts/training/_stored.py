@@ -124,13 +124,19 @@ def format_changes(changed: Mapping[Any, tuple[Any, Any]]) -> str:
     return "; ".join(f"{name} was {was!r}, is {now!r}" for name, (was, now) in changed.items())
 
 
-def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions, recipe: str | None) -> None:
-    """Raise unless a run is resumed with its own configuration and recipe; warn about changed versions."""
+def check_recipe(stored: Mapping[str, Any], recipe: str | None) -> None:
+    """Raise unless a run is resumed with its own recipe."""
     if (own := stored.get("recipe")) != recipe:
         raise UserValueError(
-            f"the run records the recipe {own}, got {recipe}: resume it with the module, or with the environment, "
-            'chain or policy of your own, that made it; if the module was renamed, change "recipe" in config.json'
+            f"the run was made by the recipe {own}, and this is {recipe}: resume it with the module, or with the "
+            'environment, chain or policy of your own, that made it; if the module was renamed, change "recipe" in '
+            "config.json"
         )
+
+
+def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions, recipe: str | None) -> None:
+    """Raise unless a run is resumed with its own configuration and recipe; warn about changed versions."""
+    check_recipe(stored, recipe)
     if changed := find_changes(stored, config, options):
         raise UserValueError(
             f"a resumed run keeps its configuration; {format_changes(changed)}. A new run with --init-from starts from "
@@ -216,7 +222,7 @@ def import_recipe(name: Any, folder: Path) -> Callable[[Any], Any]:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the recipe exists, but something that it imports does not
         raise UserValueError(
-            f"the recipe of {folder}, {name}, cannot be imported from here: change to its folder, add this to "
+            f"the recipe of {folder}, {name}, cannot be imported from here: change to its folder, add it to "
             f"PYTHONPATH, or {remedy}"
         ) from None
     if not hasattr(module, "make_train"):

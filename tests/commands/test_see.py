@@ -114,7 +114,7 @@ def test_a_recipe_that_is_not_there_is_named(folder, bare, monkeypatch):
         ("recipe.py", r"'recipe\.py', is not the name of a module"),
         (
             "absent.recipe",
-            r"absent\.recipe, cannot be imported from here: change to its folder, add this",
+            r"absent\.recipe, cannot be imported from here: change to its folder, add it",
         ),
         ("tests.common", r"tests\.common, has no make_train"),
     ):
@@ -243,6 +243,9 @@ def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
     assert "IQM [range]" in printed
     with Image.open(picture) as drawn:
         assert drawn.size[0] > 200
+    stored = json.loads((slow / "config.json").read_text())
+    (slow / "config.json").write_text(json.dumps(stored | {"num_updates": 40}))
+    np.testing.assert_allclose(compare.read_curve("slow", [slow]).values[-1], 37.5)  # the mean of the last four
     curve = compare.read_curve("slow", [slow], window=1)
     np.testing.assert_allclose(np.interp([100.0, 200.0], curve.env_steps, curve.values[:, 0]), [9.0, 19.0], atol=0.1)
 

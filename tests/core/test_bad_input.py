@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from ppo_parts import compare, distributions, envs
+from ppo_parts import compare, distributions, envs, testing
 from ppo_parts import functional as f
 from tests.common import SEGMENTS, TIME, evaluate, make_params, rollout
 from tests.core.common import part, without_critic
@@ -150,6 +150,8 @@ VALUE_ERRORS = {
     "no part added a loss ... clipped_surrogate": (GAE, FULL, pp.policy_diagnostics(), metric("own")),
     "no part of phase 'all' added a loss":
         (GAE, pp.phases(all=pp.phase(pp.chain(FULL, metric("own")), trains=None)), {"optimizer": {"all": SGD}}),
+    "mine needs batch.current.aux.p ... return pp.Output(distribution, value, aux=...) from evaluate":
+        (FULL, mine(lambda b: b.add_loss("own", b.current.value), requires=("current.aux.p",))),
     "advantage_normalize needs batch.advantage ... put gae() or vtrace() before it": (FULL, NORMALIZE, SURROGATE),
     "advantage_weight needs batch.weight ... prioritized_sampler()": (GAE, FULL, pp.advantage_weight(), SURROGATE),
     "planned needs batch.advantage ... put gae() or vtrace() before it": (PLANNED, SURROGATE),
@@ -354,6 +356,14 @@ TYPE_ERRORS = {
     "Policy: init must be a function, got 1": lambda: pp.Policy(1, evaluate),
     "phase: trains must take (params)": lambda: pp.phase(pp.full_batch(), trains=lambda params, step: params),
     "old: init must take (params, key)": lambda: pp.Part(lambda params: (), lambda b, s, c: (b, s), "old"),
+    "learner: evaluate must take (params, batch); this one takes (batch, params)":
+        lambda: pp.learner(lambda batch, params: None, CRITIC, SGD),
+    "learner.init(params, key): key must be one key, such as jax.random.key(0), got dict":
+        lambda: learner(CRITIC).init(CONTEXT.key, make_params()),
+    "part_state: state must be a LearnerState, got Chain: the order is part_state(state, pipeline, name)":
+        lambda: pp.part_state(pp.chain(GAE, CRITIC), learner(CRITIC).init(make_params()), "gae"),
+    "check_part: batch must be a function, got Batch": lambda: testing.check_part(GAE, batch=BATCH),
+    "check_part: batch must take (seed, dtype)": lambda: testing.check_part(GAE, batch=lambda: BATCH),
     "short: update must take (batch, state, context); this one takes (batch)":
         lambda: pp.Part(lambda params, key: (), lambda batch: batch, "short"),
     "mine: plan must take (key, batch, epoch); this one takes (key)": lambda:

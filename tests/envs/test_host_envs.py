@@ -204,6 +204,9 @@ def test_processes_and_wrappers_of_gymnasium_change_where_environments_step_and_
     for worker in workers:
         os.kill(worker.pid, signal.SIGINT)  # as a terminal does
     np.testing.assert_array_equal(stacked.step(KEY, stacked_state, action)[1].obs[:, 0], obs)
+    vector = _gymnasium._AsyncVectorEnv([lambda: gymnasium.make("CartPole-v1")], context=_gymnasium.START_METHOD)
+    vector.parent_pipes[0]._close()  # Python's garbage collection may close pipes first
+    vector.__del__()
 
 
 def reports(env):

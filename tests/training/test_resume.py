@@ -171,10 +171,12 @@ def test_resume_with_another_configuration_is_refused_and_the_field_named(train,
     path.write_text(json.dumps(stored))
     for recipe, folder, says in (
         (cleanrl_ppo, broken, r"another version of it: it records .*\.cleanrl_ppo, .* differ \(gamma\)"),
-        (pufferlib_ppo, whole[0], r"of another recipe, .* it records .*\.cleanrl_ppo, and fields differ"),
+        (pufferlib_ppo, whole[0], r"was made by the recipe .*\.cleanrl_ppo, and this is .*\.pufferlib_ppo: resume it"),
     ):
         with pytest.raises(SystemExit, match=says):
             training.main(recipe.make_train, recipe.PRESETS, argv=["--resume", str(folder)])
+    with pytest.raises(SystemExit, match=r"of another recipe, .* it records .*\.cleanrl_ppo, and fields differ"):
+        training.main(pufferlib_ppo.make_train, pufferlib_ppo.PRESETS, argv=["--init-from", str(whole[0])])
 
 
 def test_resume_from_the_command_line_keeps_all_but_the_options_that_are_given(broken, capsys):

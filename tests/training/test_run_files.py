@@ -219,10 +219,14 @@ def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
     assert train.recipe == "ppo_parts.recipes.cleanrl_ppo"
     with pytest.raises(ValueError, match="own, None, is not the name of a module: name the module of its recipe"):
         training.load(tmp_path / "own")
-    renamed = r"records the recipe here\.mine, got there\.mine: .* if the module was renamed"
+    renamed = r"made by the recipe here\.mine, and this is there\.mine: .* if the module was renamed"
     for name, other, says in (
-        ("own", train, "records the recipe None, got ppo_parts.recipes.cleanrl_ppo"),
-        ("recipe", own, "got None: resume it with the module, or with the environment, chain or policy of your own"),
+        ("own", train, "made by the recipe None, and this is ppo_parts.recipes.cleanrl_ppo"),
+        (
+            "recipe",
+            own,
+            "this is None: resume it with the module, or with the environment, chain or policy of your",
+        ),
         ("named", of("there.mine"), renamed),
         ("own", own, None),
     ):

@@ -16,6 +16,7 @@ import pytest
 from ppo_parts import training
 from ppo_parts.errors import UserTypeError, UserValueError
 from ppo_parts.recipes import cleanrl_ppo
+from ppo_parts.training import _search
 from ppo_parts.training._search import objective, read_search, sweep
 from tests import recipe
 from tests.runs import tiny
@@ -119,7 +120,7 @@ def test_each_combination_of_choices_is_one_trial_and_fails_where_a_recipe_refus
     assert (result["complete"], result["pruned"], result["fail"]) == (3, 0, 1)
 
 
-def test_a_search_checks_declared_ranges_and_has_no_seeds(tmp_path):
+def test_a_search_checks_declared_ranges_and_has_no_seeds(tmp_path, monkeypatch):
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Ranged(Config):
         noise: Annotated[float, training.Range(0)] = 0.1
@@ -132,6 +133,10 @@ def test_a_search_checks_declared_ranges_and_has_no_seeds(tmp_path):
             with pytest.raises(UserValueError, match=says):
                 sweep(Fake, Ranged(), {**search, "engine": engine}, tmp_path)
     assert not list(tmp_path.iterdir())
+
+    # With options, a program cannot be traced inside of another.
+    monkeypatch.setattr(_search, "compiler_options", lambda: {"xla_llvm_disable_expensive_passes": True})
+    objective(Fake, Config(), SEARCH)
 
     def measured(config):
         np.sqrt(float(config.learning_rate))
