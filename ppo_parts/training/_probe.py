@@ -61,6 +61,8 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `agents_alike`: the share of steps at which all agents have the same policy; NaN for one agent.
         * `softmax_twice`: the share of steps whose categorical logits could be probabilities with one above 0.95; 0 if
           some could not, or if they do not vary; NaN for other distributions.
+        * `mean_zero`: the share of observations for which the mean of an action is exactly 0; maximum over components;
+          NaN for distributions without `loc`, and 0 if all means are 0.
         * `no_effect`: 1 if a different policy sees the same observations; NaN on the host.
         * `actions_ignored`: 1 if it also receives the same rewards, not all 0; NaN on the host.
         * `action_effect`: the largest change of an observation or a reward in 8 steps if one component of random
@@ -251,6 +253,7 @@ def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -
         "action_unavailable": _measure_unavailable(train.env.action_space, batch),
         "agents_alike": _compare_agents(train, batch, output),
         "softmax_twice": _measure_softmax_twice(output.distribution),
+        "mean_zero": _measure_mean_zero(output.distribution),
     }
 
 
@@ -289,6 +292,12 @@ def _measure_softmax_twice(distribution: Any) -> Array | float:
     probs = logits - jnp.mean(logits, axis=-1, keepdims=True) + 1 / logits.shape[-1]  # logits up to a constant
     varied = jnp.any(jnp.ptp(probs, axis=(0, 1)) > 0.1)  # not with one action or no observations
     return jnp.mean(jnp.max(probs, axis=-1) > 0.95) * (jnp.min(probs) > -1e-4) * varied
+
+
+def _measure_mean_zero(distribution: Any) -> Array | float:
+    """Return the largest share of exact zeros in a component of the mean, if any mean is not 0."""
+    loc = getattr(getattr(distribution, "base", distribution), "loc", None)
+    return jnp.nan if loc is None else jnp.max(jnp.mean(loc == 0, axis=(0, 1))) * jnp.any(loc != 0)
 
 
 def read_fields(config: Any, where: str = "diagnose") -> dict[str, Any]:

@@ -42,7 +42,7 @@ PROBED = {
     "no_effect": 0.0, "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0,
     "value_dominance": 20.0, "update_direction": 0.1, "action_effect": 0.1, "score": 1.0, "actions_ignored": 0.0,
     "reward_spread": 0.2, "length_spread": 0.3, "agents_alike": 0.1, "softmax_twice": 0.0, "action_spread": 0.2,
-    "action_unavailable": 0.0,
+    "mean_zero": 0.0, "action_unavailable": 0.0,
 }  # fmt: skip
 HEALTHY |= {f"probe/{name}": x for name, x in PROBED.items()}
 CONFIG = {
@@ -86,6 +86,7 @@ PLANTED = {  # by rule: metrics, and settings
     "reward_scale_small": (SMALL, {}),
     "evaluation_apart": ({"evaluation/episode_return": np.full(UPDATES, 25.0)}, {}),
     "softmax_twice": ({"probe/softmax_twice": 0.4}, {}),
+    "mean_rectified": ({"probe/mean_zero": 0.5}, {}),
     "agents_alike": ({"probe/agents_alike": 1.0}, {}),
     "actions_narrow": (FLAT | {"probe/action_spread": 0.01, "entropy": np.full(UPDATES, 0.6)}, {}),
     "dead_units": ({"probe/dead_units": 0.7}, {}),
@@ -345,6 +346,15 @@ def test_a_probe_finds_actions_that_were_not_available():
         obs = envs.Observation(jnp.zeros((1, 3)), available)
         batch = pp.Batch(obs=obs, action=actions, log_prob=jnp.zeros((1, 3)))
         np.testing.assert_allclose(_probe._measure_unavailable(space, batch), share)
+
+
+def test_a_probe_finds_a_mean_after_a_relu():
+    mean = jax.random.normal(jax.random.key(0), (16, 8, 2))
+    for loc, share in ((mean, 0.0), (mean.at[..., 0].set(jnp.maximum(mean[..., 0], 0)), 0.5), (0 * mean, 0.0)):
+        normal = pp.distributions.Normal(loc, 1.0)
+        for distribution in (normal, pp.distributions.TanhNormal(normal, -1.0, 1.0)):
+            np.testing.assert_allclose(_probe._measure_mean_zero(distribution), share, atol=0.1)
+    assert np.isnan(_probe._measure_mean_zero(pp.distributions.Categorical(mean)))
 
 
 def test_a_probe_finds_a_second_softmax_and_agents_that_cannot_be_told_apart():
