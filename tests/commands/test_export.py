@@ -178,3 +178,4 @@ def test_a_model_that_differs_is_not_written_and_any_nan_is_a_difference(folder,
     with pytest.raises(SystemExit, match=r"policy\.pt must end with \.onnx"):
         export.main([str(folder), "--output", str(tmp_path / "policy.pt")])
     assert not [*tmp_path.iterdir()]
+    assert export.main([str(folder), "--output", str(tmp_path / "policy.onnx"), "--tolerance", "1e-2"]).exists()
