@@ -154,11 +154,11 @@ def microbatched(evaluate: Evaluate, size: Count | Literal["auto"]) -> Evaluate:
 
     Args:
         evaluate: the network, as in `learner`. Its distribution must be a pytree of arrays.
-        size: elements per piece; pieces of a recurrent policy are whole segments, at least one. With several shards,
-            the size applies to each shard, and the shards are evaluated side by side. "auto" means 1024 where this is
-            faster: on a single CPU core, for minibatches of 2,048 elements or more (16,384 if each piece is evaluated
-            twice), observations of at most 128 numbers, and no recurrence. Otherwise "auto" evaluates the whole
-            minibatch at once.
+        size: elements per piece, or down to a quarter of it where pieces must be equal; pieces of a recurrent policy
+            are whole segments, at least one. With several shards, the size applies to each shard, and the shards are
+            evaluated side by side. "auto" means 1024 where this is faster: on a single CPU core, for minibatches of
+            2,048 elements or more (16,384 if each piece is evaluated twice), observations of at most 128 numbers, and
+            no recurrence. Otherwise "auto" evaluates the whole minibatch at once.
 
     Returns:
         A function with the signature of `evaluate` that returns an `Output`, or a `Policy` if `evaluate` is one.
@@ -213,7 +213,7 @@ class Microbatched:
         length = shape[len(batch.axes) - 1] // batch.shards  # size of the axis along which shards are cut
         needed = min(length, -(-total // size))
         pieces = next(n for n in range(needed, length + 1) if length % n == 0)
-        if pieces <= 2 * needed:
+        if pieces <= (2 if self.size == "auto" else 4) * needed:
             return pieces
         if self.size == "auto":
             return 1

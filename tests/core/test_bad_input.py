@@ -223,8 +223,8 @@ VALUE_ERRORS = {
         (GAE, doubled("obs", "action", "log_prob", "advantage"), SHUFFLED, SURROGATE, VALUE),
     "the rollout has mask, but like does not": lambda: replayed(given(mask=None), BATCH),
     "like has per_segment['bonus'], but the rollout does not": lambda: replayed(WITH_BONUS, BATCH),
-    "about 4 elements: ... divides 7 is 7":
-        (GAE, pp.given_indices([[*range(7)]]), VALUE, {"evaluate": pp.microbatched(evaluate, 4)}),
+    "about 12 elements: ... divides 23 is 23":
+        (GAE, pp.given_indices([[*range(23)]]), VALUE, {"evaluate": pp.microbatched(evaluate, 12)}),
     # shards
     "shards=4 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=4),
     "shards=0 ... num_envs = 6": lambda: rollout_of(envs.make("CartPole-v1"), num_envs=6, shards=0),
@@ -528,6 +528,7 @@ def test_what_only_looks_bad_is_accepted():
     penalty = pp.kl_penalty(coef=0.1, estimator="k2", direction="current_to_reference", reference="v1.5")
     stopping = pp.within(pp.chain(SURROGATE, pp.early_stop("clip_fraction", 1.0)), name="ppo.own")
     also = pp.early_stop("ppo.own/clip_fraction", 1.0)
+    update(GAE, pp.given_indices([[*range(13)]]), VALUE, {"evaluate": pp.microbatched(evaluate, 4)})  # 13 of 1
     update(GAE, FULL, stopping, also, penalty, given(extras={"v1.5": BATCH.log_prob}))
     update(
         VTRACE, pp.full_batch(2, refresh="epoch"), SURROGATE, given(log_ratio=jnp.zeros_like(BATCH.log_prob, "float16"))
