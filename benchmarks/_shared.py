@@ -64,6 +64,7 @@ def store(address: str | Path, record: Record) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):  # other benchmarks may add records to this file
         records = read(path) | {name: {"name": name} | make_plain(record)}
+        records.pop(f"{name}_partial", None)
         lines = [json.dumps(records[each], separators=(",", ":")) for each in sorted(records)]
         write_whole(path, ("\n".join(lines) + "\n").encode())
 
@@ -99,12 +100,14 @@ def write(address: str | None, results: Any) -> None:
 
 
 def collect(address: str | None, rows: Iterable[Record]) -> None:
-    """Print each row when it comes, and write all that there are: a long run can be cut short."""
+    """Print each row when it comes, and write all that there are to NAME_partial; at the end, they replace NAME."""
     found: list[Record] = []
+    file, _, name = str(address).partition("#")
     for row in rows:
         found.append(row)
         print("  ".join(f"{name} {show(x)}" for name, x in row.items()), flush=True)
-        write(address, found)
+        write(address and f"{file}#{name or Path(file).stem}_partial", found)
+    write(address, found)
 
 
 def show(x: Any) -> str:

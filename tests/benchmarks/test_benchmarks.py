@@ -209,6 +209,25 @@ def test_records_are_added_and_replaced_by_name_where_a_run_is_told_to_write(tmp
         claim("--json", f"{path}#mine", "a b")
 
 
+@pytest.mark.parametrize("name", ["", "#cpu"])
+def test_a_run_that_is_cut_short_keeps_the_record_that_it_would_replace(tmp_path, name):
+    address, named = f"{tmp_path / 'a.jsonl'}{name}", name.removeprefix("#") or "a"
+
+    def cut_short():
+        yield {"x": 3}
+        raise KeyboardInterrupt
+
+    _shared.collect(address, [{"x": 1}, {"x": 2}])
+    with pytest.raises(KeyboardInterrupt):
+        _shared.collect(address, cut_short())
+    found = {name: record["results"] for name, record in _shared.read(tmp_path / "a.jsonl").items()}
+    assert found == {named: [{"x": 1}, {"x": 2}], f"{named}_partial": [{"x": 3}]}
+    _shared.collect(address, [{"x": 4}])
+    assert {name: record["results"] for name, record in _shared.read(tmp_path / "a.jsonl").items()} == {
+        named: [{"x": 4}]
+    }
+
+
 def test_benchmarks_that_run_at_the_same_time_keep_their_records(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: _shared.store(f"{tmp_path}/x.jsonl#{i}", {"results": i}), range(40)))
