@@ -78,7 +78,7 @@ def learner(
     and minibatches whose loss or `gradient` is not finite; see `nonfinite_report`.
 
     To skip non-finite gradients, wrap the optimizer in `optax.apply_if_finite`. A skipped step leaves the states of the
-    parts after the sampler unchanged, and parts before it keep their last finite state.
+    parts after the sampler unchanged; the parts before it, and the `finish` of a part, keep the last finite state.
 
     Args:
         evaluate: a `Policy`, or `evaluate(params, batch) -> Output` (or `(distribution, value[, carry])`), from any
