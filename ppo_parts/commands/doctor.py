@@ -127,10 +127,8 @@ def describe(findings: Sequence[Finding], metrics: Mapping[str, Any]) -> str:
         text += f"   {found.metric} is {found.value:.3g}; normal: {' and '.join(bounds)}\n   try: {found.advice}\n"
     if text:
         return text
-    run, none = (
-        Evidence(metrics),
-        ": nothing that was measured points to a fault; envs.check_laws checks environments",
-    )
+    run = Evidence(metrics)
+    none = ": nothing that was measured points to a fault; envs.check_laws checks environments"
     if not any(name.startswith("probe/") for name in metrics):
         none = " in the metrics; no checkpoint was measured"
     idle = not np.isnan(run.progress()) and not run.rose()

@@ -44,7 +44,7 @@ class Config(training.Config):
     vf_coef: float = 0.5
     ent_coef: float = 0.01
     target_kl: Annotated[float | None, "end the actor's phase after an epoch with a larger KL"] = None
-    actor_gain: Annotated[float, Range(0, open_low=True), "gain of the head; at 1, first actions are uneven"] = 0.01
+    actor_gain: Annotated[float, Range(0, open_low=True), "gain of the head; a small one begins uniform"] = 0.01
     hidden: Annotated[int, "units of each of two hidden layers, and of the recurrent cell"] = 64
     activation: networks.Activation = "tanh"
     memory: Annotated[networks.Cell | None, "recurrent cell in actor and critic"] = None

@@ -32,7 +32,7 @@ from ._stored import (
     read_options,
     recipe,
     restore_config,
-)  # fmt: skip
+)
 from ._train import Train
 
 
