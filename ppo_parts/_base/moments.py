@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..errors import ShapeError
 from ..functional._common import unsqueeze
 from .trees import select
 
@@ -35,6 +36,9 @@ class Moments(NamedTuple):
         numbers would stay in the moments forever, so `x` is ignored if an element that counts is not finite, or so
         large that the variance overflows, in float32 from about 1e19.
         """
+        if x.shape[1:] != self.mean.shape:
+            says = f"x must have a row axis before {self.mean.shape}, got shape {x.shape}"
+            raise ShapeError(f"Moments.updated: {says}: one observation is x[None], and a rollout x.reshape(-1, ...)")
         x = x.astype(jnp.float32)
         if present is None:
             where, seen = None, jnp.full_like(self.seen, x.shape[0])

@@ -90,8 +90,9 @@ class Phase:
         """Return all parameters, with those that the optimizer has updated."""
         if self.trains is None or callable(self.trains):
             return trained
-        every = {**params, **({self.trains[0]: trained} if len(self.trains) == 1 else trained)}
-        return type(params)(every)  # a dict, or another mapping type
+        every = type(params)({**params, **({self.trains[0]: trained} if len(self.trains) == 1 else trained)})
+        # The same types as before at every level; an `nnx.State` makes its entries from dicts.
+        return jax.tree.unflatten(jax.tree.structure(params), jax.tree.leaves(every))
 
     def mask_untrained(self, tree: Params, params: Params) -> Params:
         """Return a gradient or update of all parameters, set to 0 where this phase does not train."""
@@ -144,8 +145,8 @@ def phases(**chains: Part | Phase) -> Part:
     """Run named chains in order on one rollout, each with its own sampler, epochs, optimizer and early stop.
 
     Phase `name` trains only the entry `name` of the parameter tree (`{"actor": ..., "critic": ...}`), unless
-    `phase(..., trains=...)` specifies other parameters. The learner needs a dict of optimizers with the same names, and
-    its metrics are named `name/metric`.
+    `phase(..., trains=...)` specifies other parameters. Entries that no phase trains stay constant. The learner needs a
+    dict of optimizers with the same names, and its metrics are named `name/metric`.
 
     Args:
         **chains: for each phase, a chain with a sampler, or a `phase`.

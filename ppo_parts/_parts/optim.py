@@ -50,7 +50,7 @@ def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransforma
 
     Returns:
         An optax transformation for the end of an `optax.chain`, in place of `optax.scale_by_learning_rate`. `learner`
-        passes it the extra argument `step`.
+        passes it the extra argument `step`. Chain it to `optax.scale_by_adam()`: `optax.adam` changes the sign itself.
 
     Example:
         >>> import optax, ppo_parts as pp
@@ -114,7 +114,7 @@ def scale_by_kl_adaptive_rate(
 
     Returns:
         An optax transformation for the end of an `optax.chain`. `learner` passes it the metrics. Its state has the
-        entry `learning_rate`.
+        entry `learning_rate`. Chain it to `optax.scale_by_adam()`: `optax.adam` changes the sign itself.
 
     Example:
         >>> import optax, ppo_parts as pp

@@ -334,7 +334,7 @@ RULES = (
          and not run.late("probe/value_error") < 10 and not rewards_shrank(run) and not return_left(run) < 0.2),
     Rule("update_reversed", "likely", "probe/update_direction", -0.01, INF,
          "the first update of a new run makes actions with a positive advantage less probable",
-         "look at the signs of advantages and of the policy loss, and at what your estimator does where episodes end",
+         "look at the signs of advantages, of the loss and of the step, and at your estimator where episodes end",
          when=lambda run: not run.rose()),  # the chain may add larger terms to rewards
     # Faults in the settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",

@@ -223,6 +223,7 @@ class Train:
         parameters = Metrics.of({name: _count_nonfinite(updated.params)}, {name: "sum"})
         step = state.learner.step
         scheduled = Metrics.of({name: jnp.float32(value_at(x, step)) for name, x in self.schedules.items()})
+        episodes = episodes if isinstance(episodes, Metrics) else Metrics.of(episodes)  # of a `collect` of your own
         metrics = join_metrics(episodes, metrics, parameters, scheduled)
         counts = jnp.array([NONFINITE in name for name in metrics.names])
         finite = jnp.sum(metrics.array, where=counts) == 0

@@ -29,7 +29,7 @@ from tests.golden_traces import Tape, read_steps, record_steps
 ORDER = np.random.default_rng(0).permuted(np.tile(np.arange(TIME * SEGMENTS), (2, 1)), axis=1).reshape(2, 3, -1)
 COLUMNS = np.array([[[2, 0], [1, 3]], [[3, 2], [0, 1]]])
 LOSSES = (SURROGATE, VALUE)
-SEGMENT = pp.segment_minibatches(1)
+SEGMENT, FULL = pp.segment_minibatches(1), pp.full_batch()
 CONTEXT = pp.Context(key=KEY, step=0, params=make_params(), evaluate=evaluate)
 
 
@@ -302,6 +302,21 @@ def test_a_boolean_mask_stays_boolean():
     batch = rollout().replace(mask=jnp.ones((TIME, SEGMENTS), bool))
     for sampler in (SEGMENT, pp.time_chunks(1, length=3)):
         assert run(pp.chain(GAE, sampler, masked, SURROGATE), batch)[1]["masked"] == 0
+
+
+def test_phases_keep_the_type_of_the_parameters():
+    """An `nnx.State` returns its entries as states, and makes them from dicts."""
+    nnx = pytest.importorskip("flax.nnx")
+    params = nnx.state(nnx.Dict({name: nnx.Linear(3, 1, rngs=nnx.Rngs(0)) for name in ("policy", "value")}))
+    phases = {"policy": pp.chain(FULL, SURROGATE), "value": pp.chain(FULL, VALUE)}
+
+    def policy(params, batch):
+        outputs = [batch.obs @ params[name]["kernel"][...] for name in ("policy", "value")]
+        return distributions.Categorical(outputs[0] * jnp.arange(2.0)[None, None]), outputs[1][..., 0]
+
+    optimizer = dict.fromkeys(phases, optax.sgd(0.1))
+    state, _ = run(pp.chain(GAE, pp.phases(**phases)), rollout(), optimizer=optimizer, params=params, policy=policy)
+    assert jax.tree.structure(state.params) == jax.tree.structure(params)
 
 
 def test_only_what_counts_is_counted_and_no_phase_learns_from_a_flag_out_of_range():

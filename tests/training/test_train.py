@@ -110,3 +110,14 @@ def test_evaluate_changes_nothing_and_adds_metrics(evaluated, whole):
     seen = scalars(folder)
     for name in found[12]:
         assert seen[name] == pytest.approx({16 * update: metrics[name] for update, metrics in found.items()}), name
+
+
+def test_a_rollout_of_ones_own_may_return_metrics_as_a_dict():
+    train = cleanrl_ppo.make_train(tiny())
+
+    def collect(*given):
+        state, batch, metrics = train.rollout.collect(*given)
+        return state, batch, {**metrics, "own": jnp.float32(3)}
+
+    own = dataclasses.replace(train, rollout=train.rollout._replace(collect=collect))
+    assert own.shapes[1].keys() == train.shapes[1].keys() | {"own"}
