@@ -17,6 +17,10 @@ from ..functional._arguments import ANY, RANGES, check_as
 from ..functional._common import Range, check_range, is_real, nan_where
 
 Array = jax.Array
+VALUE_NEEDED = (
+    jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError,
+)  # fmt: skip
+"""The errors that JAX raises if a traced function needs the value of an array."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +132,7 @@ def _check_schedule(where: str, name: str, schedule: Callable[[Any], Any], limit
             raise UserValueError(f"must lie in {limits}, but its schedule is {float(end):g} {when}", **place)
     try:
         jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
-    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+    except VALUE_NEEDED as error:
         message = f"must be a schedule that JAX can trace: write {schedule!r} with jax.numpy, and without `if`"
         raise UserTypeError(message, **place) from error
 

@@ -343,14 +343,15 @@ def field_at(batch: Batch, path: str) -> Any:
     """Return a field of the batch, an entry ("extras.x") or a nested field ("current.aux.x"), or None if absent."""
     value: Any = batch
     while path and value is not None:
-        name, _, rest = path.partition(".")
-        if isinstance(value, Mapping):
-            name, rest = (path, "") if path in value else (name, rest)  # a name may contain dots
-            value = value.get(name)
-        else:
-            value = getattr(value, name, None)
-        path = rest
+        name, path = _split_path(value, path)
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
     return value
+
+
+def _split_path(tree: Any, path: str) -> tuple[str, str]:
+    """Return the first name of a path and the rest; the name of an entry of a mapping may contain dots."""
+    name, _, rest = path.partition(".")
+    return (path, "") if isinstance(tree, Mapping) and path in tree else (name, rest)
 
 
 def with_field_at(batch: Batch, path: str, value: Any) -> Batch:
@@ -359,11 +360,9 @@ def with_field_at(batch: Batch, path: str, value: Any) -> Batch:
     def replaced(tree: Any, path: str) -> Any:
         if not path:
             return value
-        name, _, rest = path.partition(".")
+        name, rest = _split_path(tree, path)
         if isinstance(tree, Mapping) or tree is None:
-            entries = tree or {}
-            name, rest = (path, "") if path in entries else (name, rest)  # a name may contain dots
-            return {**entries, name: replaced(entries.get(name), rest)}
+            return {**(tree or {}), name: replaced((tree or {}).get(name), rest)}
         replace = tree.replace if isinstance(tree, Batch) else tree._replace
         return replace(**{name: replaced(getattr(tree, name), rest)})
 

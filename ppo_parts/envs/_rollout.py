@@ -144,7 +144,7 @@ def rollout(
     """
     check_names(record, keep_info)
     check_env("rollout", env)
-    agents = "" if env.folded == 1 else f" / {env.folded} agents"  # which do not step apart
+    agents = "" if env.folded == 1 else f" / {env.folded} agents"  # which step together
     check_shards("rollout", shards, f"num_envs{agents}", num_envs // env.folded)
     initial_carry = initial_carry_of(policy)
     each = get_axes(env, num_envs)

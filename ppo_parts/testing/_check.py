@@ -9,18 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.errors import ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
-from .._base.hyperparameters import check_takes
+from .._base.hyperparameters import VALUE_NEEDED, check_takes
 from .._core.batch import Batch
 from .._core.chain import chain, parts_of
 from .._core.part import Divider, Part
 from ..errors import UserError, UserTypeError, UserValueError
 from ._example import STEP, example_batch, example_context
 from ._laws import LAWS, Law, Result, Subject, compare
-
-VALUE_NEEDED = (ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError)
-"""The errors that JAX raises if a traced function needs the value of an array."""
 
 
 def check_part(

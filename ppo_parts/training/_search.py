@@ -18,7 +18,7 @@ import numpy as np
 from .._base.checked import Count, checked
 from .._base.command_line import whole_number
 from .._base.extras import require_package
-from .._base.hyperparameters import check_count
+from .._base.hyperparameters import VALUE_NEEDED, check_count
 from ..errors import UserError, UserTypeError, UserValueError
 from ..functional._arguments import check_as
 from ..functional._errors import did_you_mean
@@ -29,9 +29,6 @@ from ._files import average_finite, write_json, write_whole
 from ._processes import logger
 from ._program import compiler_options, keep_compiled_programs
 from ._train import Train, make_keys
-
-TRACED = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
-"""The errors of Python code that needs the value of a traced number."""
 
 
 def check_fields(where: str, config: Any, names: Iterable[str]) -> None:
@@ -77,7 +74,7 @@ def make_trial_programs(
     def make_traced(fixed: Mapping[str, Any], numbers: Mapping[str, Any]) -> Train:
         try:
             return make_train(dataclasses.replace(config, **fixed, **numbers))
-        except TRACED as error:
+        except VALUE_NEEDED as error:
             raise UserTypeError(
                 f"make_train must not need the value of {' or '.join(numbers)}, because trials share a program in "
                 "which it is traced: compute with jax.numpy, without float(), math or if"

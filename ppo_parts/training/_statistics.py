@@ -193,8 +193,18 @@ def check_picture(path: Path) -> None:
 
 def smooth(returns: np.ndarray, window: int) -> np.ndarray:
     """Average over the updates among the last `window` in which an episode ended; NaN if there are none."""
-    known, ends = np.isfinite(returns), np.arange(1, len(returns) + 1)
-    windows = np.stack([np.maximum(ends - window, 0), ends], axis=1).ravel()[:-1]  # the last one ends with the array
-    # A difference of two cumulative sums would lose its digits after a huge value.
-    total, number = (np.add.reduceat(x, windows)[::2] for x in (np.where(known, returns, 0.0), known.astype(int)))
+    known, window = np.isfinite(returns), min(window, len(returns))
+
+    def add_last(x: np.ndarray) -> np.ndarray:
+        """Sum over windows, each the end of one block and the beginning of the next.
+
+        A difference of two cumulative sums would lose its digits after a huge value.
+        """
+        zeros = np.zeros((-len(x) % window, *x.shape[1:]))
+        blocks = np.concatenate([x, zeros]).reshape(-1, window, *x.shape[1:])
+        heads, tails = np.cumsum(blocks, axis=1), np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
+        heads[1:, :-1] += tails[:-1, 1:]
+        return heads.reshape(-1, *x.shape[1:])[: len(x)]
+
+    total, number = add_last(np.where(known, returns, 0)), add_last(known)
     return np.where(number > 0, total / np.maximum(number, 1), np.nan)
