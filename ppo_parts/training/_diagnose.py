@@ -417,6 +417,9 @@ RULES = (
          "agents that share a policy are indistinguishable to it, so they all act the same",
          "--agent-id, or envs.with_agent_id",
          when=lambda run: not entropy_lost(run) > 0.8),  # they may have learned to act alike
+    Rule("parameters_unused", "likely", "probe/unused_parameters", -INF, 0,
+         "neither log-probabilities nor values depend on some parameters",
+         "look for stop_gradient, and for layers whose results are not used, in evaluate"),
     Rule("dead_units", "likely", "probe/dead_units", -INF, 0.3,  # Sokar et al. 2023, arXiv:2302.12902
          "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps"),
     Rule("actions_saturated", "likely", "probe/action_at_bound", -INF, 0.9,

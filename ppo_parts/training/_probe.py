@@ -81,6 +81,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `jump_at_end`: the jump of observations after an end, divided by the larger jump one step before or after it.
         * `update_direction`: the correlation of advantages with probability ratios after the first update of a new run.
         * `dead_units`: the share of hidden units that no gradient reaches.
+        * `unused_parameters`: the share of parameter arrays on which no output of the policy depends.
         * `value_dominance`: the norm of the value loss's gradient, divided by the policy's, on shared parameters.
     """
     settings = {"gamma": 0.99, "gae_lambda": 0.95, "vf_coef": 0.5} | read_fields(config, "probe")
@@ -370,14 +371,15 @@ def _measure_value_at_end(batch: Batch) -> Array:
 def _compare_gradients(train: Train, params: Any, batch: Batch, advantage: Array, target: Array, vf_coef: Any) -> Any:
     """Compare the gradients of both losses on shared parameters, and count units that no gradient reaches."""
     scaled = advantage_normalize(advantage)
-    noise = jax.random.normal(jax.random.key(0), (2, *batch.reward.shape))
 
     def losses(params: Any) -> Array:
         output = evaluate_policy(train.policy, params, batch)
         log_prob, value = output.distribution.log_prob(batch.action), jnp.asarray(output.value)
         policy_loss, value_loss = -jnp.mean(scaled * log_prob), vf_coef * jnp.mean((value - target) ** 2) / 2
         # With random weights, the gradient of a living unit does not cancel to exactly 0.
-        return jnp.stack([policy_loss, value_loss, jnp.mean(noise[0] * log_prob + noise[1] * value)])
+        numbers = jnp.concatenate([jnp.ravel(x).astype(float) for x in jax.tree.leaves((log_prob, value, output.aux))])
+        weighted = jnp.mean(jax.random.normal(jax.random.key(0), numbers.shape) * numbers)
+        return jnp.stack([policy_loss, value_loss, weighted])
 
     # Parameters that no gradient reaches even when they are new are not part of the network.
     both = jax.tree.map(lambda *x: jnp.stack(x), params, train.policy.init(jax.random.key(0)))
@@ -386,6 +388,11 @@ def _compare_gradients(train: Train, params: Any, batch: Batch, advantage: Array
     shared = jnp.all(norms > 0, axis=1, keepdims=True)
     policy, value = jnp.sqrt(jnp.sum(norms**2, axis=0, where=shared))
     biases = [x[:, 2] for path, x in leaves if "bias" in jax.tree_util.keystr(path) and x.ndim == 3]
+    unused = [jnp.all(x[:, 2] == 0) for _, x in leaves]  # also when they are new
     counts = [jnp.any(new) * jnp.array([jnp.sum(now == 0), now.size]) for now, new in biases]
     dead, units = sum(counts, jnp.zeros(2))
-    return {"value_dominance": value / policy, "dead_units": dead / units}  # NaN without shared parameters
+    return {
+        "value_dominance": value / policy,  # NaN without shared parameters
+        "dead_units": dead / units,
+        "unused_parameters": jnp.mean(jnp.stack(unused)),
+    }

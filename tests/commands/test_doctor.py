@@ -42,7 +42,7 @@ PROBED = {
     "no_effect": 0.0, "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0,
     "value_dominance": 20.0, "update_direction": 0.1, "action_effect": 0.1, "score": 1.0, "actions_ignored": 0.0,
     "reward_spread": 0.2, "length_spread": 0.3, "agents_alike": 0.1, "softmax_twice": 0.0, "action_spread": 0.2,
-    "mean_zero": 0.0, "action_unavailable": 0.0,
+    "mean_zero": 0.0, "action_unavailable": 0.0, "unused_parameters": 0.0,
 }  # fmt: skip
 HEALTHY |= {f"probe/{name}": x for name, x in PROBED.items()}
 CONFIG = {
@@ -89,6 +89,7 @@ PLANTED = {  # by rule: metrics, and settings
     "mean_rectified": ({"probe/mean_zero": 0.5}, {}),
     "agents_alike": ({"probe/agents_alike": 1.0}, {}),
     "actions_narrow": (FLAT | {"probe/action_spread": 0.01, "entropy": np.full(UPDATES, 0.6)}, {}),
+    "parameters_unused": ({"probe/unused_parameters": 0.1}, {}),
     "dead_units": ({"probe/dead_units": 0.7}, {}),
     "actions_saturated": ({"probe/action_at_bound": 0.99, **FLAT}, {}),
     "gamma_short": ({}, {"gamma": 0.5}),
@@ -256,7 +257,7 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
     assert found["probe/log_ratio"] > 0.1
     assert found["probe/action_at_bound"] > 0.3
     assert found["probe/jump_at_end"] > 1
-    assert found["probe/dead_units"] == 0
+    assert (found["probe/dead_units"], found["probe/unused_parameters"]) == (0, 0.5)
     assert found["probe/no_effect"] == found["probe/actions_ignored"] == 1  # of the steps to the right
     for streams, says in ((0, "must have a critic"), (2, "not several streams")):
 
