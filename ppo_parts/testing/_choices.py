@@ -172,6 +172,7 @@ NUMBERS = {
     "optimizer": (
         *((name, "learning_rate") for name in RATES), ("cosine_decay_schedule", "init_value"),
         ("cosine_decay_schedule", "decay_steps"), (CLIPS[0], "max_norm"), (CLIPS[1], "max_grad_norm"),
+        (CLIPS[2], "max_delta"), ("add_decayed_weights", "weight_decay"),
     ),
 }  # fmt: skip
 """The numbers that are fitted by least squares at each stage."""
@@ -243,6 +244,9 @@ CHOICES: tuple[Change, ...] = (
                 f"optax.chain({clip}({x}), {{this}})", drop=CLIPS)
       for of, clip in (("", "optax.clip_by_global_norm"), (" of each network", "parts.clip_each_network"))
       for x in ("0.5", "1.0")),
+    *(_exchange("optimizer", f"each element of the gradient is clipped to {x}", UNCLIPPED,
+                f"optax.chain(optax.clip({x}), {{this}})", drop=CLIPS) for x in ("0.5", "1.0")),
+    _add("optimizer", "weights decay, as in AdamW", "optax.add_decayed_weights(0.01)", UNCLIPPED),
     *(_set("optimizer", f"Adam's epsilon is {x}", "scale_by_adam", eps=x) for x in ("1e-05", "1e-08", "1e-07")),
     _set("optimizer", "Adam's first decay is 0.95", "scale_by_adam", b1="0.95"),
     _set("optimizer", "Adam's second decay is 0.99", "scale_by_adam", b2="0.99"),

@@ -27,7 +27,7 @@ FAULTS = {  # the stage of each
              "entropy penalized"),
     "gradient": ("gradients not zeroed", "gradient through the clip", "value gradient halved"),
     "optimizer": ("no bias correction", "gradient not clipped", "rate decays per step", "weight decay",
-                  "moments reset in each epoch"),
+                  "elements clipped", "moments reset in each epoch"),
 }  # fmt: skip
 
 
@@ -88,7 +88,8 @@ def adam(params, gradient, moments, step, fault):
     after, kept = {}, {}
     for name, g in gradient.items():
         m, v = moments[name]
-        kept[name] = m, v = b1 * m + (1 - b1) * scale * g, b2 * v + (1 - b2) * (scale * g) ** 2
+        g = np.clip(g, -0.5, 0.5) if fault == "elements clipped" else scale * g
+        kept[name] = m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
         count = step + 1 if fault != "moments reset in each epoch" else step % MINIBATCHES + 1
         corrections = (1.0, 1.0) if fault == "no bias correction" else (1 - b1**count, 1 - b2**count)
         decay = 0.01 * params[name] if fault == "weight decay" else 0

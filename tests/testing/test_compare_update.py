@@ -71,6 +71,15 @@ def test_single_change_explains_the_record(fault, change):
     assert compared(record, chain=space["chain"], optimizer=space["optimizer"]).first is None
 
 
+def test_other_steps_of_adam_are_explained():
+    for fault, change in (
+        ("weight decay", "weights decay, as in AdamW"),
+        ("elements clipped", "each element of the gradient is clipped to 0.5"),
+    ):
+        found = compared(recorded(fault), chain=numpy_ppo.CHAIN, optimizer=numpy_ppo.OPTIMIZER)
+        assert (found.changes, found.left) == ((change,), None)
+
+
 def test_masked_divergence_aggregated_losses_and_nan():
     full = recorded()
     mask = np.float32(np.arange(64).reshape(16, 4) % 3 > 0)
