@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -30,4 +31,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"  # compile times are of programs that no earlier run left on disk
     main()

@@ -11,11 +11,32 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from ._pages import make_canvas, save
+from ._shared import ROOT
 from ._tables import PUBLISHED, compare_runs, group_by, read_preset_runs, read_records, read_results, read_whole_runs
 from .differences import DIFFERENCES
 from .explain import explain_gap
 from .learning import POPGYM, find_task, place_points
+
+
+def make_canvas(panels: int, width: float = 5, columns: int | None = None) -> tuple[Any, Any]:
+    """A figure and its axes, in rows of `columns` (None: side by side), without a display."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rc_file(ROOT / "docs/matplotlibrc")
+    columns = min(columns or panels, panels)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(width * columns, 4 * rows))
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes[panels:]:
+        axis.remove()
+    return figure, axes[:panels]
+
+
+def save(figure: Any, path: Path) -> None:
+    """Without the date and the version of matplotlib, so that the same data are the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi="figure", metadata={"Software": None})
 
 
 def compute_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

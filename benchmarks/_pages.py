@@ -1,8 +1,7 @@
-"""Shared by tables and figures of pages: Markdown, intervals over seeds, and a canvas."""
+"""Intervals over seeds, for the tables and figures of pages."""
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,18 +10,6 @@ from scipy.special import stdtrit
 
 from ppo_parts import training
 from ppo_parts.training._statistics import FEW
-
-STYLE = pathlib.Path(__file__).parents[1] / "docs/matplotlibrc"
-
-
-def make_table(header: Sequence[str], *rows: Sequence[str]) -> list[str]:
-    """The lines of a Markdown table."""
-    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
-
-
-def show_quartiles(ratio: Mapping[str, float]) -> str:
-    """Median and quartiles."""
-    return "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**ratio)
 
 
 def show_interval(found: Mapping[str, Any], digits: int | None = None) -> str:
@@ -79,24 +66,3 @@ def show_visible(change: dict[str, Any], seeds: int) -> str:
     """A difference and its interval, bold where that excludes 0; of fewer than five seeds, it says too little."""
     text, (low, high) = show_change(change, "+.3g"), change["95"]
     return f"**{text}**" if seeds >= FEW and (low > 0 or high < 0) else text
-
-
-def make_canvas(panels: int, width: float = 5, columns: int | None = None) -> tuple[Any, Any]:
-    """A figure and its axes, in rows of `columns` (None: side by side), without a display."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    matplotlib.rc_file(STYLE)
-    columns = min(columns or panels, panels)
-    rows = -(-panels // columns)
-    figure = Figure(figsize=(width * columns, 4 * rows))
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axis in axes[panels:]:
-        axis.remove()
-    return figure, axes[:panels]
-
-
-def save(figure: Any, path: pathlib.Path) -> None:
-    """Without the date and the version of matplotlib, so that the same data are the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi="figure", metadata={"Software": None})

@@ -27,15 +27,13 @@ from filelock import FileLock
 from ppo_parts._base.command_line import positive, seed
 from ppo_parts.training._files import make_plain, write_whole
 
-from ._pages import show_quartiles
-
 Record = dict[str, Any]
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
 PACKAGES = (
     "jax", "jaxlib", "optax", "flax", "distrax", "ale-py", "gymnasium", "gymnax", "jaxmarl", "brax", "craftax",
     "mujoco", "mujoco-mjx", "pgx", "playground", "rejax", "rlax", "numpy", "sbx-rl", "stable_baselines3", "torch",
-    "torchrl", "ppo_parts",
+    "torchrl", "xminigrid", "ppo_parts",
 )  # fmt: skip
 
 
@@ -44,10 +42,10 @@ def run_git(*args: str) -> str:
     return subprocess.run(("git", "-C", ROOT, *args), capture_output=True, text=True, check=False).stdout.strip()
 
 
-BEGAN = time.monotonic()
-# Asked when a benchmark starts, because it does not measure what is committed while it runs.
+# Asked when a benchmark starts: it does not measure what is committed while it runs, and is a load itself.
+BEGAN, LOAD = time.monotonic(), os.getloadavg()
 COMMIT = run_git("rev-parse", "HEAD")
-UNCOMMITTED = run_git("status", "--porcelain", "-uno", "--", "ppo_parts", "benchmarks/*.py", "docs/gallery")
+UNCOMMITTED = run_git("status", "--porcelain", "--", "ppo_parts", "benchmarks/*.py", "docs/gallery")
 
 
 def read(path: Path) -> dict[str, Record]:
@@ -99,15 +97,25 @@ def write(address: str | None, results: Any) -> None:
         store(address, describe_run() | {"results": results})
 
 
+def write_part(address: str | None, results: Any) -> None:
+    """Store what there is so far as NAME_partial, which `write` removes."""
+    file, _, name = str(address).partition("#")
+    write(address and f"{file}#{name or Path(file).stem}_partial", results)
+
+
 def collect(address: str | None, rows: Iterable[Record]) -> None:
     """Print each row when it comes, and write all that there are to NAME_partial; at the end, they replace NAME."""
     found: list[Record] = []
-    file, _, name = str(address).partition("#")
     for row in rows:
         found.append(row)
         print("  ".join(f"{name} {show(x)}" for name, x in row.items()), flush=True)
-        write(address and f"{file}#{name or Path(file).stem}_partial", found)
+        write_part(address, found)
     write(address, found)
+
+
+def show_quartiles(ratio: Mapping[str, float]) -> str:
+    """Median and quartiles."""
+    return "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**ratio)
 
 
 def show(x: Any) -> str:
@@ -138,7 +146,7 @@ def describe_run() -> Record:
             "cores": os.cpu_count(),
             "cores_used": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "device": jax.devices()[0].device_kind,
-            "load_average": os.getloadavg(),
+            "load_average": LOAD,
         },
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "versions": {"python": platform.python_version()} | {x: versions[x] for x in PACKAGES if x in versions},

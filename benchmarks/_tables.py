@@ -15,8 +15,8 @@ import numpy as np
 
 from ppo_parts import training
 
-from ._pages import compare_means, compare_pairs, show_change, show_interval, show_iqm, show_quartiles, show_visible
-from ._shared import RESULTS, Record, read, show
+from ._pages import compare_means, compare_pairs, show_change, show_interval, show_iqm, show_visible
+from ._shared import RESULTS, Record, read, show, show_quartiles
 from .differences import DIFFERENCES
 from .explain import explain_gap
 from .learning import find_task
@@ -249,10 +249,7 @@ def tabulate_choices(link: Link, benchmark: str) -> Rows:
         if any(name in one.runs for one in compared):
             yield [label, *(one.cell(link, name) for one in compared)]
     found = [float(np.median([change["detectable"] for change in one.last.values()])) for one in compared]
-    yield [
-        "a change of this size, the median over them, is found with a power of 80 %",
-        *(f"{size:.0f}" for size in found),
-    ]
+    yield ["change that is detected with a power of 80 % (median)", *(f"{size:.0f}" for size in found)]
 
 
 def tabulate_libraries(link: Link) -> Rows:
@@ -371,7 +368,7 @@ def tabulate_rivals(link: Link, name: str) -> Rows:
 
 def tabulate_update(link: Link, *names: str) -> Rows:
     """A whole update against one written by hand."""
-    yield ["update", "size", "ours, ms", "over handwritten", "over it with diagnostics"]
+    yield ["update", "size", "ours, ms", "over handwritten", "over handwritten with diagnostics"]
     for row in read_results("update", *names):
         linked, ours = link(f"`{row['recipe']}`", row["address"]), f"{row['run_ms']['ours']:.1f}"
         yield [linked, show(row["size"]), ours, *(show_quartiles(ratio) for ratio in row["ours_over"].values())]

@@ -95,6 +95,7 @@ def compute_speeds(seconds: Samples, steps: Mapping[str, int], **over: str) -> d
     return {
         name: {
             "env_steps": steps[name],
+            "rounds": len(samples),
             "steps_per_second": 1 / summarize(samples)["median"],
             **{f"over_{what}": compare(each, name, other) for what, other in over.items()},
         }

@@ -4,8 +4,8 @@
 
 Every piece runs in a loop of one compiled program. Its *floor* is the time of its products, its tanh and its bytes at
 the rates that this machine reaches in programs of one operation: the product of 2048 rows with a hidden layer, their
-tanh, and `x + 1`. All times are the shortest of the rounds. The whole is one program that collects a rollout and
-updates; it may take less than its pieces, because XLA fuses across them.
+tanh, and `x + 1` of them, which fit into the cache. All times are the shortest of the rounds. The whole is one program
+that collects a rollout and updates; it may take less than its pieces, because XLA fuses across them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def make_pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[st
             lambda state: train.collect(state)[:2], (begin,), 1,
             (samples + config.num_envs) * evaluated + size_of(fields[:4])),
         "advantages": (
-            lambda batch: estimator.update(batch, estimator.init(None), context)[0], (batch,), 1,
+            lambda batch: parts.read_estimates(estimator.update(batch, estimator.init(None), context)[0]), (batch,), 1,
             size_of(batch.reward, batch.value, batch.next_value, fields[-2:])),
         "shuffle": (
             lambda key: functional.permutation(jax.random.wrap_key_data(key), samples), (key,), config.update_epochs,

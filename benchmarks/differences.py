@@ -1,6 +1,6 @@
 """The effect of each difference between the PPO of libraries: one chain, with one choice changed at a time.
 
-    python -m benchmarks differences HalfCheetah-v5 --steps 3e5 --seeds 10 --evaluations 6 --variant current_value
+    python -m benchmarks differences HalfCheetah-v5 --steps 3e5 --variant current_value --json mine.jsonl
 
 The chain is CleanRL's for continuous actions, with time limits bootstrapped from the final state, and with the other
 settings of `mujoco_ppo`. The protocol is that of `python -m benchmarks mujoco`; Ant and Humanoid are played without

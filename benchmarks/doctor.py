@@ -30,7 +30,7 @@ from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, mujoco_ppo, puffer
 from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training._files import make_plain, replace_file
 
-from ._runs import make_keys, vectorize
+from ._runs import make_eval_key, make_keys, vectorize
 from ._shared import COMMIT, Record, make_parser, write
 
 Numbers = Mapping[str, Any]
@@ -218,7 +218,7 @@ def measure(train: training.Train, key: Any, config: Any, f: Numbers = NORMAL) -
     env_state = unless("unnormalized", state.rollout.env_state, first.rollout.env_state)
     learner, rollout = state.learner._replace(params=params), state.rollout._replace(env_state=env_state)
     played = state._replace(learner=learner, rollout=rollout)
-    episodes = train.evaluate_policy(jax.random.fold_in(key, 2**20), played, 32)
+    episodes = train.evaluate_policy(make_eval_key(key), played, 32)
     evaluation = {"evaluation/episode_return": jnp.mean(episodes.episode_return)}
     return {**{name: metrics[name] for name in metrics}, **evaluation, **training.probe(train, state, config)}
 
@@ -387,7 +387,7 @@ def find_harmed(runs: dict[str, Any]) -> np.ndarray:
     returns = runs["episode_return"]
     late = np.nanmean(returns[:, -(returns.shape[1] // 4) :], axis=1)
     scores, clean = (late, runs["evaluation/episode_return"]), runs["name"] == "healthy"
-    return np.any([~(x >= np.min(x[clean])) for x in scores], axis=0)  # also without an episode
+    return np.any([~(x >= np.nanmin(x[clean])) for x in scores], axis=0)  # also without an episode
 
 
 def find_idle(runs: dict[str, Any]) -> np.ndarray:

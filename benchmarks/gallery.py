@@ -1,6 +1,6 @@
 """Learning curves of variants of the gallery on small tasks: the lines of its tables, and the code of its cards.
 
-    python -m benchmarks gallery two-hot PopArt
+    python -m benchmarks gallery two-hot PopArt --json mine.jsonl
 
 Each becomes a record of benchmarks/results/gallery.jsonl, which the site draws beside the variant. Nothing is tuned.
 """

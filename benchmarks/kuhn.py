@@ -21,7 +21,7 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 
 from ._runs import make_keys, select_seeds, train_in_stages
-from ._shared import claim, make_parser, write
+from ._shared import claim, make_parser, write, write_part
 from .gallery import load_card
 
 Array = jax.Array
@@ -128,4 +128,5 @@ def main() -> None:
     arms: list[dict[str, Any]] = []
     for arm in ("mirror", "clipped"):
         arms.append(measure(arm, select_seeds(options)))
-        write(address, {"arms": arms})
+        write_part(address, {"arms": arms})
+    write(address, {"arms": arms})

@@ -1,6 +1,6 @@
 """Do the recipes learn? Many seeds in one program, with a record of benchmarks/results/learning.jsonl for each task.
 
-    python -m benchmarks learning cartpole pufferlib_pendulum --seeds 10
+    python -m benchmarks learning cartpole pufferlib_pendulum --seeds 10 --json mine.jsonl
     python -m benchmarks learning cartpole --first-seed 101 --set ent_coef=0.001
 
 The second record is called "cartpole_101_ent_coef_0.001". It has three numbers for each seed: the return of the last

@@ -1,8 +1,8 @@
 """Levels chosen by regret against random ones: return in mazes that are harder than nearly all random ones.
 
-    python -m benchmarks levels --first-seed 101
+    python -m benchmarks levels --first-seed 101 --json mine.jsonl
 
-runs the code of docs/gallery/levels.md, and writes a record of benchmarks/results/levels.jsonl. All arms take the same
+The command runs the code of docs/gallery/levels.md. All arms take the same
 number of environment steps, even if they do not learn from all of them. `uniform` draws a new level for each episode.
 """
 
@@ -20,7 +20,7 @@ from ppo_parts.recipes import cleanrl_ppo
 
 from ._pages import show_iqm
 from ._runs import make_eval_key, make_keys, select_seeds, vectorize
-from ._shared import claim, make_parser, write
+from ._shared import claim, make_parser, write, write_part
 from .gallery import load_card
 
 HARD, LEVELS, EPISODES = 7, 128, 1000
@@ -79,4 +79,5 @@ def main() -> None:
         returns = training.summary(vectorize(run)(make_keys(seeds)))
         found[arm] = {"held_out": returns}
         print(f"{arm:10} {show_iqm(returns, 3)}", flush=True)
-        write(address, settings | {"arms": found})
+        write_part(address, settings | {"arms": found})
+    write(address, settings | {"arms": found})

@@ -1,6 +1,6 @@
 """The PPO of each library with its default hyperparameters, on MuJoCo tasks.
 
-    python -m benchmarks libraries HalfCheetah-v5 --steps 3e5 --seeds 10 --variant brax
+    python -m benchmarks libraries HalfCheetah-v5 --steps 3e5 --seeds 10 --variant brax --json mine.jsonl
 
 The variants are the presets of `ppo_parts.recipes.library_ppo`, the protocol is that of `python -m benchmarks mujoco`.
 "humanoid" plays without contact forces. The records are in benchmarks/results/libraries.jsonl.

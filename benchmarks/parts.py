@@ -121,6 +121,11 @@ def rlax_surrogate(log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
     return estimate(jnp.exp(log_ratio), advantage)
 
 
+def read_estimates(batch: pp.Batch) -> Any:
+    """What an estimator writes."""
+    return batch.advantage, batch.target, dict(batch.metrics)
+
+
 def try_part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt: int | None = None) -> Case:
     """A part, on a batch of these fields; `current_value`, `current_log_prob` and `logits` are of `batch.current`."""
 
@@ -164,9 +169,6 @@ def make_cases() -> dict[str, Case]:
     metrics = ("log_prob", "current_log_prob", "advantage")
     values = ("current_value", "value", "target", "log_prob")
 
-    def written(batch: pp.Batch) -> Any:
-        return batch.advantage, batch.target, dict(batch.metrics)
-
     def loss(batch: pp.Batch) -> Any:
         return next(iter(batch.losses.values()))
 
@@ -194,8 +196,8 @@ def make_cases() -> dict[str, Case]:
         "segment_priorities": Case(("advantage",), partial(functional.segment_priorities, alpha=0.8)),
         "importance_weights": Case(("probabilities", "indices"), partial(functional.importance_weights, beta=0.4)),
         "permutation": Case(("key", "value"), permutation, {"jax": of_jax}, alike=False),
-        "pp.gae": try_part(pp.gae(**estimate), written, *steps),
-        "pp.vtrace": try_part(pp.vtrace(**estimate), written, "log_ratio", *steps),
+        "pp.gae": try_part(pp.gae(**estimate), read_estimates, *steps),
+        "pp.vtrace": try_part(pp.vtrace(**estimate), read_estimates, "log_ratio", *steps),
         "pp.advantage_normalize": try_part(pp.advantage_normalize(), lambda batch: batch.advantage, "advantage"),
         "pp.clipped_surrogate": try_part(pp.clipped_surrogate(clip_eps=CLIP), loss, *metrics, wrt=1),
         "pp.clipped_value_loss": try_part(pp.clipped_value_loss(clip_eps=CLIP), loss, *values, wrt=0),

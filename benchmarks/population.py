@@ -1,6 +1,6 @@
 """Population-based training against random search with the same steps: 8 members draw the same first hyperparameters.
 
-    python -m benchmarks population acrobot pendulum cartpole --first-seed 101
+    python -m benchmarks population acrobot pendulum cartpole --first-seed 101 --json mine.jsonl
 
 Both arms report the return of 100 new episodes of the member with the highest training return after the last selection
 (random search: in as many updates). A seed of one arm is paired with that of the other, because they are the same run

@@ -11,7 +11,6 @@ import re
 from pathlib import Path
 
 from . import _figures
-from ._pages import make_table
 from ._shared import RESULTS, ROOT, make_parser
 from ._tables import BLOCKS
 
@@ -29,7 +28,8 @@ def fill(page: str, folder: Path) -> str:
         return f"[{text}]({first})" + "".join(f" [+]({address})" for address in further)
 
     def block(found: re.Match[str]) -> str:
-        lines = make_table(*BLOCKS[found[1]](link, *(found[2] or "").split()))
+        header, *rows = BLOCKS[found[1]](link, *(found[2] or "").split())
+        lines = [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
         return "\n".join([f"<!-- {found[1]}{found[2] or ''} -->", *lines, "<!-- end -->"])
 
     return BLOCK.sub(block, page)

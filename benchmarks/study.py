@@ -1,6 +1,6 @@
 """Do prioritization, V-trace inside PPO and refreshing help? Seven combinations, several tasks, many seeds.
 
-    python -m benchmarks study acrobot pendulum breakout
+    python -m benchmarks study acrobot pendulum breakout --json mine.jsonl
 
 The recipe is `pufferlib_ppo`, and an arm gives it another chain, which differs in nothing but the three. The learning
 rate is chosen for each arm and task, from three, by the mean return over the whole of three seeds' training; ten other
@@ -99,7 +99,7 @@ def measure(task: str) -> dict[str, Any]:
         arms[name] = {**arm._asdict(), "learning_rate": rate, "tuning": tuning, **summaries}
         shown = ", last ".join(show_iqm(arms[name][what]) for what in (WHOLE, LAST))
         print(f"{task:9} {name:22} learning rate {rate:g}: {shown}", flush=True)
-    return {"task": task, "config": dataclasses.asdict(config), "seeds": SEEDS, "arms": arms}
+    return {"task": task, "config": dataclasses.asdict(config), "seeds": list(range(SEEDS)), "arms": arms}
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from ppo_parts.training import summary
 
 from ._pages import show_interval
 from ._runs import make_keys, select_seeds, vectorize
-from ._shared import make_parser, write
+from ._shared import make_parser, write, write_part
 
 DIGITS, PROMPT, ANSWER, GROUP = 6, 3, 5, 8
 END = DIGITS
@@ -139,4 +139,5 @@ def main() -> None:
         last = {"final_score": scores[:, -10:].mean(axis=1), "final_perfect": perfect[:, -10:].mean(axis=1)}
         results[name] = {"first_score": scores[:, 0], **last, "every_tenth_score": scores[:, ::10].round(4)}
         print(f"{name:12}", *(f"{what} {show_interval(summary(x), 3)}" for what, x in last.items()), flush=True)
-        write(options.json, results)
+        write_part(options.json, results)
+    write(options.json, results)

@@ -21,6 +21,7 @@ import scipy.stats
 from benchmarks import __main__ as command_line
 from benchmarks import _pages, _shared, _tables, atari, classic, explain, house, learning, report, reproduce, train
 from benchmarks._runs import make_keys, measure_training, train_in_stages
+from benchmarks.devices import read_operations
 from ppo_parts.training import EpisodeResults
 
 programs = train.make_programs
@@ -58,6 +59,13 @@ def test_repeats_differ_and_wrong_numbers_are_not_timed():
     for wrong in (1.1, float("nan")):
         with pytest.raises(AssertionError, match="wrong differs from ours"):
             train._timing.assert_same({"ours": (jax.numpy.ones(3),), "wrong": (wrong * jax.numpy.ones(3),)})
+
+
+def test_products_in_loops_count_as_often_as_they_run():
+    x = jnp.ones((8, 16))
+    run = lambda x: jax.lax.scan(lambda x, _: (x @ x.T @ x, None), x, length=5)[0]  # noqa: E731
+    found = read_operations(jax.jit(run).lower(x).compile(), "dot")
+    assert sum(each.times * each.flops for each in found) == 5 * 2 * (2 * 8 * 8 * 16)
 
 
 @pytest.mark.slow
@@ -154,7 +162,6 @@ def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):
     assert all(row["env_steps"] == 4 * 128 for row in rows.values())
     for row in rows.values():
         assert row["compile_seconds"]["total"]["q1"] <= row["compile_seconds"]["total"]["q3"]
-    assert rows["cleanrl"]["compiling_over_cleanrl"] == {"median": 1, "q1": 1, "q3": 1}
     assert rows["pufferlib"]["over_cleanrl"]["median"] < 0.5 < rows["cleanrl"]["over_cleanrl"]["median"] == 1
 
 
@@ -246,13 +253,13 @@ def test_a_run_ends_before_it_begins_if_it_would_replace_a_record(monkeypatch, c
         run(monkeypatch, *command.split())
 
 
-def test_code_that_the_gallery_runs_is_among_the_uncommitted_files(monkeypatch):
+def test_code_that_the_gallery_runs_and_new_files_are_among_the_uncommitted_ones(monkeypatch):
     ran = lambda args, **_: argparse.Namespace(stdout=" ".join(map(str, args)))  # noqa: E731
     monkeypatch.setattr(_shared.subprocess, "run", ran)
     spec = importlib.util.spec_from_file_location("benchmarks.copied", _shared.__file__)
     copied = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copied)
-    assert copied.UNCOMMITTED.endswith("-- ppo_parts benchmarks/*.py docs/gallery")
+    assert copied.UNCOMMITTED.endswith("status --porcelain -- ppo_parts benchmarks/*.py docs/gallery")
 
 
 def test_runs_that_are_merged_have_other_seeds_and_the_same_settings():
@@ -273,7 +280,7 @@ def test_returns_of_atari_games_are_those_that_cleanrl_prints(monkeypatch):
     config = dataclasses.replace(atari.atari_ppo.PRESETS["atari"], env_id="ale:space_invaders", seed=5)
     theirs = atari.train_cleanrl("python", "script", config)
     assert given[0][2] == {"env-id": "SpaceInvadersNoFrameskip-v4", "seed": 5, "total-timesteps": 10_000_000}
-    assert theirs == {"seed": 5, "steps_per_second": 9.0, "games": [[10, 1.0, 1], [90, -3.0, 1]]}
+    assert theirs == {"seed": 5, "games": [[10, 1.0, 1], [90, -3.0, 1]]}
 
 
 def test_a_difference_of_means_has_an_interval_over_seeds():

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.devices import read_collectives
+from benchmarks.devices import read_operations
 from ppo_parts import envs, training
 from ppo_parts.recipes import async_ppo, cleanrl_ppo
 from ppo_parts.training import _program
@@ -50,7 +50,7 @@ def check_seeds(place):
     run = functools.partial(go, recipe.make_train(config), place, config=config, num_seeds=4)
     expected, _ = run("one")
     several, _ = run("several", num_devices=2)
-    assert read_collectives(last_program()) == []
+    assert read_operations(last_program()) == []
     assert rows(several) == rows(expected)
     assert_same(checkpoint(several), checkpoint(expected))
 
