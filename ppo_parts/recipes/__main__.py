@@ -1,7 +1,4 @@
-"""List the recipes and their presets.
-
-python -m ppo_parts.recipes
-"""
+"""List the recipes and their presets."""
 
 import importlib
 import pkgutil

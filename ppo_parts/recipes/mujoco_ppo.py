@@ -47,10 +47,7 @@ class Config(training.Config):
     log_std: float = -1.0
 
 
-PRESETS = {
-    "mujoco": Config(),
-    "tianshou": Config(gae_lambda=0.95, log_std=-0.5),
-}
+PRESETS = {"mujoco": Config(), "tianshou": Config(gae_lambda=0.95, log_std=-0.5)}
 
 
 def make_chain(
@@ -81,9 +78,8 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
     policy = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std)
     rate = pp.linear_schedule(config.learning_rate, 0.0, config.num_updates)
     optimizer = pp.clipped_adam(rate, config.max_grad_norm)
-    return training.Train.of(
-        config, env, policy, pipeline or make_chain(config), optimizer, schedules={"learning_rate": rate}
-    )
+    schedules = {"learning_rate": rate}
+    return training.Train.of(config, env, policy, pipeline or make_chain(config), optimizer, schedules=schedules)
 
 
 if __name__ == "__main__":

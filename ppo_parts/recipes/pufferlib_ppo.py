@@ -109,10 +109,8 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         optimizer = optax.chain(clip, optax.contrib.muon(rate))
     else:  # one vector of all parameters is faster, but Muon needs weight matrices
         optimizer = optax.flatten(optax.chain(clip, optax.adam(rate, eps=config.adam_eps)))
-    schedules = {"learning_rate": (lambda update: annealed(update * steps)) if config.anneal_lr else rate}
-    return training.Train.of(
-        config, env, policy, pipeline or puffer, optimizer, value_each_step=True, schedules=schedules
-    )
+    rates = {"learning_rate": (lambda update: annealed(update * steps)) if config.anneal_lr else rate}
+    return training.Train.of(config, env, policy, pipeline or puffer, optimizer, value_each_step=True, schedules=rates)
 
 
 if __name__ == "__main__":

@@ -74,11 +74,9 @@ def make_train(config: Config, env: envs.Env | None = None, pipeline: pp.Part | 
         env = envs.prepare(env, normalize=True, gamma=config.gamma, rescale=True, obs_clip=config.obs_clip)
     policy = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std)
     max_kl = pp.linear_schedule(config.max_kl, 0.0, config.num_updates)
-    actor, critic = pp.optim.natural_gradient(max_kl, cg_steps=25), optax.adam(config.learning_rate)
-    optimizers = {"actor": actor, "critic": critic}
-    return training.Train.of(
-        config, env, policy, pipeline or make_chain(config), optimizers, schedules={"max_kl": max_kl}
-    )
+    optimizers = {"actor": pp.optim.natural_gradient(max_kl, cg_steps=25), "critic": optax.adam(config.learning_rate)}
+    schedules = {"max_kl": max_kl}
+    return training.Train.of(config, env, policy, pipeline or make_chain(config), optimizers, schedules=schedules)
 
 
 if __name__ == "__main__":

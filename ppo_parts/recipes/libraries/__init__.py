@@ -151,11 +151,8 @@ def rl_games(
     `bound_loss_type: regularisation` is `soft_bound=0`.
     """
     if num_envs % num_minibatches:
-        raise pp.errors.UserValueError(
-            f"must divide the {num_envs} environments, got {num_minibatches}",
-            where="rl_games",
-            argument="num_minibatches",
-        )
+        says = f"must divide the {num_envs} environments, got {num_minibatches}"
+        raise pp.errors.UserValueError(says, where="rl_games", argument="num_minibatches")
     estimator = pp.chain(parts.truncate_at_current_value(), pp.gae(gamma=gamma, gae_lambda=gae_lambda))
     segments = np.tile(np.arange(num_envs).reshape(1, num_minibatches, -1), (num_epochs, 1, 1))
     pipeline = pp.chain(

@@ -160,14 +160,12 @@ def divergence_since_last_epoch(shape: tuple[int, ...]) -> pp.Part:
     def update(batch: pp.Batch, state: Any, context: pp.Context) -> tuple[pp.Batch, Any]:
         gaussian, index = jax.lax.stop_gradient(batch.current.distribution), context.minibatch
         now = {name: getattr(gaussian, name) for name in state}
-        then = {
-            name: jnp.where(context.epoch > 0, x[index], getattr(batch.behavior, name)) for name, x in state.items()
-        }
+        old = {name: jnp.where(context.epoch > 0, x[index], getattr(batch.behavior, name)) for name, x in state.items()}
         # Masked places may contain anything, so they keep their old content.
         keep = jnp.ones_like(batch.log_prob, bool) if batch.mask is None else batch.mask.astype(bool)
-        log_ratio = jnp.log(then["scale"] / now["scale"] + 1e-5)
-        squares = jnp.square(now["scale"]) + jnp.square(then["loc"] - now["loc"])
-        kl = jnp.sum(log_ratio + squares / (2 * (jnp.square(then["scale"]) + 1e-5)) - 0.5, axis=-1)
+        log_ratio = jnp.log(old["scale"] / now["scale"] + 1e-5)
+        squares = jnp.square(now["scale"]) + jnp.square(old["loc"] - now["loc"])
+        kl = jnp.sum(log_ratio + squares / (2 * (jnp.square(old["scale"]) + 1e-5)) - 0.5, axis=-1)
         state = {
             name: x.at[index].set(jnp.where(keep[..., None], now[name].astype(x.dtype), x[index]))
             for name, x in jax.tree.map(jnp.asarray, state).items()
