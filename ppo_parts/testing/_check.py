@@ -106,11 +106,9 @@ def _check_law(law: Law, subject: Subject) -> str | None:
         if (wrong := law(subject)) is None:
             return None
         first, second = (subject.apply(*subject.inputs()) for _ in range(2))
-        differs = compare(first, second, exact=True)  # which also breaks other laws
-        says = (
-            f"two calls with the same inputs differ, {differs}: draw random numbers from context.key, with jax.random"
-        )
-        return says if differs else wrong
+        if differs := compare(first, second, exact=True):  # which also breaks other laws
+            return f"two calls with the same inputs differ, {differs}: draw from context.key, with jax.random"
+        return wrong
     except VALUE_NEEDED as error:
         summary = str(error).partition("\n")[0]
         return f"it needs the value of an array ({summary}); do not use `if`, float(), int() or NumPy on arrays"

@@ -70,16 +70,14 @@ def make_rollout(
         truncated=jnp.asarray(kind == 2, dtype),
     )
     distribution, value = evaluate(make_params(seed + 100, dtype) if behavior is None else behavior, batch)
-    next_value = np.concatenate([np.asarray(value)[1:], np.asarray(rng.normal(size=(1, *shape[1:])), value.dtype)])
-    next_value = np.where(kind == 2, rng.normal(size=shape), next_value)
+    following = np.concatenate([np.asarray(value)[1:], np.asarray(rng.normal(size=(1, *shape[1:])), value.dtype)])
+    next_value = jnp.asarray(np.where(kind == 2, rng.normal(size=shape), following), dtype)
     if masked:
         mask = rng.random(size=shape) < 0.7
         mask[:, -1] = False
         mask[:3, 0] = True
         batch = batch.replace(mask=jnp.asarray(mask, dtype))
-    return batch.replace(
-        log_prob=distribution.log_prob(batch.action), value=value, next_value=jnp.asarray(next_value, dtype)
-    )
+    return batch.replace(log_prob=distribution.log_prob(batch.action), value=value, next_value=next_value)
 
 
 def example_batch(

@@ -362,10 +362,8 @@ def masked_elements_are_neutral(subject: Subject) -> str | None:
         (loss, (out, after)), gradient = jax.value_and_grad(compute_losses, has_aux=True)(current, batch)
         kept = functools.partial(_keep, keep)
         found = {"batch": select_unmasked(out), "state": after, "loss": loss, "gradient": jax.tree.map(kept, gradient)}
-        finished = jax.tree.map(
-            kept, subject.finish(batch, after, context)
-        )  # a buffer of rollouts also has masked steps
-        return {**found, "finished": finished}, gradient
+        finished = subject.finish(batch, after, context)  # a buffer of rollouts also has masked steps
+        return {**found, "finished": jax.tree.map(kept, finished)}, gradient
 
     keep = np.asarray(given.mask, bool)
     expected, _ = compute_results(given)

@@ -42,10 +42,8 @@ def read(record: Any) -> dict[str, Any]:
     if isinstance(record, (str, Path)):
         record = dict(np.load(record))
     elif not isinstance(record, Mapping):
-        kind = type(record).__name__
-        raise UserTypeError(
-            f"compare_update: record must be a dictionary of arrays or the path of a .npz, got a {kind}"
-        )
+        got = type(record).__name__
+        raise UserTypeError(f"compare_update: record must be a dictionary of arrays or the path of a .npz, got a {got}")
     for key, x in record.items():
         *path, last = key.split("/")
         if (name := key.partition("/")[0]) not in KEYS:
