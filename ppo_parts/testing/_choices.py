@@ -94,7 +94,7 @@ ESTIMATORS = ("gae", "vtrace", "one_more_step")
 NORMALIZE = "advantage_normalize"
 VALUES = ("value_loss", "clipped_value_loss")
 CLIPS = ("clip_by_global_norm", "clip_each_network", "clip")
-RATES = ("scale_by_update_schedule", "scale_by_learning_rate", "scale_by_kl_adaptive_rate", "muon")
+RATES = ("scale_by_update_schedule", "scale_by_learning_rate", "scale_by_kl_adaptive_rate")
 
 
 def _exchange(
@@ -170,7 +170,7 @@ NUMBERS = {
     "sampler": (("prioritized_sampler", "alpha"), ("prioritized_sampler", "beta")),
     "loss": tuple((name, "coef") for name in (*VALUES, "entropy_bonus", "bounds_loss")),
     "optimizer": (
-        *((name, "learning_rate") for name in RATES), ("cosine_decay_schedule", "init_value"),
+        *((name, "learning_rate") for name in (*RATES, "muon")), ("cosine_decay_schedule", "init_value"),
         ("cosine_decay_schedule", "decay_steps"), (CLIPS[0], "max_norm"), (CLIPS[1], "max_grad_norm"),
         (CLIPS[2], "max_delta"), ("add_decayed_weights", "weight_decay"),
     ),
@@ -178,7 +178,6 @@ NUMBERS = {
 """The numbers that are fitted by least squares at each stage."""
 
 UNCLIPPED = ("scale_by_adam", "muon")
-OVER_MINIBATCH = ("one_more_step", *SAMPLERS)
 FOLLOWING = "jnp.concatenate([batch.value[1:], batch.next_value[-1:]])"
 EARLIER = "jnp.concatenate([batch.terminated[1:], batch.shared['last_done'][None].astype(batch.terminated.dtype)])"
 LATER = "jnp.concatenate([0 * batch.terminated[:1], batch.terminated[:-1]])"
@@ -212,7 +211,7 @@ CHOICES: tuple[Change, ...] = (
               drop=("normalized_values", "gae", "vtrace")),
     *(_set("sampler loss", f"advantages are computed again before each {x}", name, refresh=repr(x))
       for x in ("epoch", "minibatch") for name in SAMPLERS[:3]),
-    *(_exchange("loss", f"advantages are standardized over the minibatch, {x}", OVER_MINIBATCH,
+    *(_exchange("loss", f"advantages are standardized over the minibatch, {x}", ("one_more_step", *SAMPLERS),
                 f"pp.chain({{this}}, pp.advantage_normalize({y}))", drop=(NORMALIZE,))
       for x, y in {"ddof 1": "ddof=1", "ddof 0": "", "separately for each step of its segments": "axis=1"}.items()),
     *(_exchange("loss advantage", f"advantages are standardized over the rollout, ddof {x}", SAMPLERS,
@@ -250,18 +249,17 @@ CHOICES: tuple[Change, ...] = (
     *(_set("optimizer", f"Adam's epsilon is {x}", "scale_by_adam", eps=x) for x in ("1e-05", "1e-08", "1e-07")),
     _set("optimizer", "Adam's first decay is 0.95", "scale_by_adam", b1="0.95"),
     _set("optimizer", "Adam's second decay is 0.99", "scale_by_adam", b2="0.99"),
-    _exchange("optimizer", "Muon, with Adam for parameters that are not matrices", RATES,
+    _exchange("optimizer", "Muon, with Adam for parameters that are not matrices", (*RATES, "muon"),
               "optax.contrib.muon({learning_rate})", drop=("scale_by_adam",)),
-    _exchange("optimizer", "the schedule counts gradient steps", RATES[:3],
+    _exchange("optimizer", "the schedule counts gradient steps", RATES,
               "optax.scale_by_learning_rate({learning_rate})"),
-    _exchange("optimizer", "the schedule counts updates", RATES[:3],
-              "pp.optim.scale_by_update_schedule({learning_rate})"),
-    *(_exchange("optimizer", f"the rate adapts before each step to the divergence {x}", RATES[:3],
+    _exchange("optimizer", "the schedule counts updates", RATES, "pp.optim.scale_by_update_schedule({learning_rate})"),
+    *(_exchange("optimizer", f"the rate adapts before each step to the divergence {x}", RATES,
                 ADAPTIVE.format(x, "metric='kl'"), last="parts.divergence()") for x in ("0.008", "0.01", "0.02")),
-    *(_exchange("optimizer", f"the rate adapts after each {unit} to the divergence {x}", RATES[:3],
+    *(_exchange("optimizer", f"the rate adapts after each {unit} to the divergence {x}", RATES,
                 ADAPTIVE.format(x, f"average_over={over}, low=1e-6"), last="pp.policy_diagnostics()")
       for unit, over in (("step", "1"), ("epoch", "{num_minibatches}")) for x in ("0.008", "0.01", "0.02")),
-    _exchange("optimizer", "the rate falls as a cosine of gradient steps", RATES[:3],
+    _exchange("optimizer", "the rate falls as a cosine of gradient steps", RATES,
               f"optax.scale_by_learning_rate({COSINE})"),
     _exchange("optimizer", "the rate falls as a cosine of gradient steps", ("muon",), f"optax.contrib.muon({COSINE})"),
 )  # fmt: skip

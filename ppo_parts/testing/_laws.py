@@ -25,7 +25,6 @@ from .._parts.samplers import given_indices
 from ..functional._common import unsqueeze
 from ._example import FLOATS, add_current, poison
 
-FIELDS = tuple(Batch.__dataclass_fields__)
 DTYPES = (jnp.float32, jnp.bfloat16)
 enable_x64: Any = getattr(jax if hasattr(jax, "enable_x64") else experimental, "enable_x64")  # noqa: B009 (typed in neither)
 
@@ -156,7 +155,7 @@ def _is_kept(path: str, before: Batch, after: Batch) -> bool:
 
 def _list_paths(batch: Batch) -> Iterable[str]:
     """List the fields of a batch, with entries of dictionaries and of the current policy one by one."""
-    for field in FIELDS:
+    for field in Batch.__dataclass_fields__:
         value = getattr(batch, field)
         value = value._asdict() if isinstance(value, Current) else value
         if isinstance(value, Mapping):
