@@ -13,7 +13,7 @@ from jax.experimental import checkify
 import ppo_parts as pp
 from ppo_parts._base.hyperparameters import spread_nan
 from ppo_parts.testing import example_batch
-from tests.common import OBS, SEGMENTS, TIME, assert_close, assert_same, evaluate, make_params, rollout
+from tests.common import SEGMENTS, TIME, assert_close, assert_same, evaluate, make_params, rollout
 from tests.core import common
 from tests.core.common import GAE, KEY, ROWS, SURROGATE, VALUE, both, part, probe, recorder, run, two_entries
 
@@ -343,18 +343,6 @@ def test_masked_steps_may_be_attended_to_and_have_no_gradient():
     pipeline = pp.chain(GAE, pp.segment_minibatches(1), SURROGATE, pp.policy_diagnostics())
     _, metrics = run(pipeline, batch, policy=attending)
     np.testing.assert_allclose([metrics["ratio_min"], metrics["ratio_max"]], 1, rtol=1e-5)
-
-
-def test_masked_integers_may_be_out_of_range():
-    """An embedding returns NaN for an integer that is too large."""
-
-    def embedded(params, batch):
-        return evaluate(params, batch.replace(obs=jnp.take(params["table"], batch.obs, axis=0)))
-
-    batch, params = rollout(), make_params() | {"table": jnp.eye(OBS)}
-    batch = batch.replace(obs=jnp.where(batch.mask > 0, batch.action, 99))
-    state, _ = run(pp.chain(GAE, pp.shuffled_minibatches(2), SURROGATE, VALUE), batch, policy=embedded, params=params)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
 
 
 def test_vtrace_after_a_sampler_keeps_the_recorded_value_before_a_masked_step():
