@@ -8,7 +8,6 @@ import functools
 import re
 from types import SimpleNamespace
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -198,8 +197,6 @@ VALUE_ERRORS = {
     "params['actor'] ... ['policy', 'value']": (PHASES, {"optimizer": TWO}),
     # samplers and replays
     "5 of 4 segments ... replacement": (GAE, PRIORITIZED(1, segments_per_minibatch=5), VALUE),
-    "shuffled_minibatches ... carry ... segment_minibatches()":
-        (GAE, SHUFFLED, VALUE, given(carry=jnp.zeros(SEGMENTS))),
     "[0, 24) ... 0 to 24": (GAE, pp.given_indices([[0, 24]]), VALUE),
     "[0, 4) for segments ... 0 to 4": (GAE, pp.given_indices([[0, 4]], axis="segment"), VALUE),
     "[K, M] ... (2, 0)": lambda: pp.given_indices(np.zeros((2, 0), int)),
@@ -305,8 +302,6 @@ VALUE_ERRORS = {
     "group must divide the 2 segments of a shard, got 4":
         (pp.tokens.group_advantage(group=4), ACTOR, given(shards=2)),
     "put it before the sampler, because the policy has already been evaluated": (GAE, FULL, AUGMENT, SURROGATE),
-    "replay: the rollout has truncated, but like does not":
-        lambda: replayed(BATCH.replace(truncated=None), BATCH),
     "zero_sum: ... must write the advantage, but value_loss writes losses": lambda: pp.agents.zero_sum(VALUE),
     "zero_sum ... extras.seat": (pp.agents.zero_sum(GAE), ACTOR),
     "give temporal, spatial or both": lambda: pp.regularizers.smoothness_loss(temporal=None, spatial=None),
@@ -351,7 +346,6 @@ TYPE_ERRORS = {
     "such as gae, got 0.9": lambda: pp.agents.zero_sum(0.9),
     "a part that is not a sampler, got the sampler full_batch": lambda: pp.within(pp.chain(GAE, FULL), name="cost"),
     "Policy: evaluate must take (params, batch); this one takes (p)": lambda: pp.Policy(lambda key: {}, lambda p: p),
-    "learner: evaluate must take (params, batch); this one takes (p)": lambda: pp.learner(lambda p: p, CRITIC, SGD),
     "gradient_metrics must take (gradient)": lambda: learner(CRITIC, gradient_metrics=lambda step, gradient: {}),
     "Policy: init must be a function, got 1": lambda: pp.Policy(1, evaluate),
     "phase: trains must take (params)": lambda: pp.phase(pp.full_batch(), trains=lambda params, step: params),
@@ -383,7 +377,6 @@ TYPE_ERRORS = {
     "mine: draw must return (indices, weight), got 3 items": draws(lambda item: (item, None, None)),
     "mine: draw must return an array for axis='step', got list": draws(lambda item: ([0, 1], None)),
     "mine: draw must return an array for axis='step', got NoneType": draws(lambda item: (None, None)),
-    "permutation: size must be an integer in [1, 2147483647], got 2.5": lambda: f.permutation(CONTEXT.key, 2.5),
     "read_curve: window must be ... got 2.5": lambda: compare.read_curve("a", ["a"], window=2.5),
     "mine: draw must return integers, got float32": draws(lambda item: (item * 1.0, None)),
     "mine: draw must return Windows for axis='window'": draws(lambda item: (item, None), "window"),
@@ -412,7 +405,6 @@ TYPE_ERRORS = {
     "integers ... float64": lambda: pp.given_indices([[0.0, 1.0]]),
     # policies and rollouts
     "env must be an environment, got the part 'gae': pass it as pipeline=": lambda: rollout_of(GAE),
-    "rollout: ... is not an environment: make one with envs.make": lambda: rollout_of(gymnax.make("CartPole-v1")[0]),
     "actions are float32[2, 1], but each of [2] environments takes one of 2 actions":
         lambda: collect(envs.Discrete(2), distributions.Normal(jnp.zeros((2, 1)), jnp.ones(1))),
     "actions are int32[2], but each of [2] environments takes numbers of shape (1,): ... mean [..., 1]":
@@ -512,11 +504,6 @@ def test_bad_input(error, says, call):
     with pytest.raises(error, match=".*".join(map(re.escape, says.split(" ... ")))) as raised:
         call() if callable(call) else update(*call)
     assert isinstance(raised.value, pp.errors.UserError) == (says not in REFUSED_BY_PYTHON)
-
-
-def test_a_shape_error_is_a_value_error():
-    assert issubclass(pp.errors.ShapeError, ValueError)
-    assert pp.errors.ShapeError is f.ShapeError
 
 
 def test_what_only_looks_bad_is_accepted():
