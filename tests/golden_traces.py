@@ -10,7 +10,6 @@ The environment variable `PPO_PARTS_GOLDEN` names a folder that takes the place 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -71,7 +70,7 @@ def record_estimates(tape: Tape, names: Mapping[str, str]) -> pp.Part:
     return pp.stateless(update, name="record")
 
 
-def record_steps(tape: Tape, names: Mapping[str, str] = MappingProxyType({})) -> Any:
+def record_steps(tape: Tape, names: Mapping[str, str]) -> Any:
     """An optimizer that changes nothing and writes down the parameters before each step, and numbers.
 
     Args:

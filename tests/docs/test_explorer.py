@@ -64,11 +64,11 @@ def test_the_explorer_has_every_public_part():
     assert made == {getattr(pp, name) if "." not in name else eval(f"pp.{name}") for name in table()["parts"]}
 
 
-def random_chains(number=1000):
+def random_chains():
     """Chains of parts: any, some that are roughly in order, and some that differ little from one that is accepted."""
     draw, names, base = random.Random(0), sorted(table()["parts"]), table()["measured"]["rows"][0]["chain"]
     order = {"first": 0, "before_sampler": 1, "anywhere": 2, "after_sampler": 3}
-    for index in range(number):
+    for index in range(1000):
         chosen = draw.choices(names, k=draw.randint(1, 7))
         if index % 3 == 1:
             chosen.sort(key=lambda name: order[table()["parts"][name]["place"]] + draw.choice([0, 0, 0, 1.5]))
@@ -105,10 +105,10 @@ def test_the_script_applies_the_rules_each_of_which_is_an_error_of_chain():
     assert run_script("given.chains.map((parts) => chainError(given.rules, parts))", given) == list(judged().values())
 
 
-def random_declarations(number=1000):
+def random_declarations():
     """A sampler and parts that declare a few fields at random, in which each rule of `learner` often matters."""
     draw, fields = random.Random(1), ("value", "value", "value", "mask", "weight", "extras", "extras.own")
-    for _ in range(number):
+    for _ in range(1000):
         parts = [explorer.stub("sampler", divides=True, reads=())]
         for name in "abcd":
             chosen = (draw.choices(fields, k=draw.randint(0, 2)) for _ in range(3))

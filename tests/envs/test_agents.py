@@ -263,10 +263,10 @@ def test_mabrax_truncates_where_brax_does():
     np.testing.assert_array_equal(out.final_obs.obs[..., 0, 0], out.episode_length)
 
 
-def changed(base=Dwindling, **spaces):
+def changed(**spaces):
     """An environment whose spaces are those of each agent."""
     functions = {name: (lambda self, agent, of=of: of[agent]) for name, of in spaces.items()}
-    return type(base.__name__, (base,), functions)()
+    return type("Dwindling", (Dwindling,), functions)()
 
 
 TWO = SimpleNamespace(n=2, shape=())

@@ -38,8 +38,8 @@ def valued(params, batch):
     return Categorical(jnp.zeros((*batch.obs.shape[:-1], 2))), batch.obs @ jnp.array([100.0, 1.0]) * params
 
 
-def collected(env, num_envs, num_steps, evaluate=valued, **settings):
-    rollout = pp.rollout(env, evaluate, num_envs=num_envs, num_steps=num_steps, **settings)
+def collected(env, num_envs, num_steps):
+    rollout = pp.rollout(env, valued, num_envs=num_envs, num_steps=num_steps)
     return jax.jit(rollout.collect), rollout.init(KEY)
 
 

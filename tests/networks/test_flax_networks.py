@@ -231,8 +231,8 @@ def test_a_central_critic_sees_what_all_agents_see_of_any_shape():
         assert policy.evaluate(policy.init(jax.random.key(0)), pp.Batch(obs=obs)).value.shape == (7, 2)
 
 
-def pixels(space, actions=DISCRETE):
-    return env(actions)._replace(observation_space=space)
+def pixels(space):
+    return env(DISCRETE)._replace(observation_space=space)
 
 
 FLOATS = SimpleNamespace(shape=(2, 36, 36), low=0.0, high=255.0, dtype=np.dtype(np.float32))
