@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from tensorboardX import SummaryWriter
 
 import ppo_parts as pp
 from ppo_parts import envs, training
@@ -413,8 +414,6 @@ def write_csv(folder):
 
 
 def write_events(folder):
-    from tensorboardX import SummaryWriter
-
     with SummaryWriter(str(folder)) as writer:
         for i in range(20):
             for name, x in {"losses/approx_kl": 0.4, "losses/entropy": 0.5, "Loss/value": 2.0}.items():

@@ -15,6 +15,7 @@ import optax
 import pytest
 import scipy.optimize
 import scipy.stats
+from flax import nnx
 
 import ppo_parts as pp
 from benchmarks.gallery import load_card
@@ -727,8 +728,6 @@ def test_distillation_equals_a_loop_by_hand():
 
 @pytest.mark.lenient_ranks
 def test_nnx_equals_a_loop_by_hand():
-    from flax import nnx
-
     module, batch = load_card("networks", "flax nnx and equinox", 1), double()
 
     def network(params, d):
