@@ -62,8 +62,6 @@ class Craftax:
 
     @struct.dataclass
     class Params:
-        """What can be changed."""
-
         max_timesteps: int = LIMIT
 
     default_params = Params()
@@ -153,8 +151,6 @@ class XMiniGrid:
 
 @struct.dataclass
 class Board:
-    """Pgx's state."""
-
     current_player: jax.Array
     observation: jax.Array
     rewards: jax.Array

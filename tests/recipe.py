@@ -14,8 +14,6 @@ from ppo_parts import envs, networks, training
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(training.Config):
-    """As small as can be."""
-
     env_id: str = "walk"
     total_timesteps: int = 32
     num_envs: int = 4
@@ -40,7 +38,6 @@ def walk(render=None) -> envs.Env:
 
 
 def draw(state):
-    """Grey of 50 times the position."""
     return np.full((6, 8, 3), 50 * int(state), np.uint8)
 
 

@@ -46,7 +46,6 @@ def _with_mask(advantage, mask):
 
 
 def advantage_normalize(advantage, mask=None, *, axis=None, ddof=0, eps=1e-8):
-    """Over the elements that count."""
     advantage, counts = _with_mask(advantage, mask)
     number = np.maximum(np.sum(counts, axis=axis, keepdims=True), 1)
     mean = np.sum(counts * advantage, axis=axis, keepdims=True) / number

@@ -35,7 +35,6 @@ def run(monkeypatch, *arguments):
 
 
 def test_parts_are_timed(tmp_path, monkeypatch):
-    """A function with rivals, a loss, a reduction and a sampler."""
     path = tmp_path / "parts.jsonl"
     chosen = ("gae", "clipped_surrogate", "segment_priorities", "pp.segment_minibatches", "pp.value_loss")
     small = ("--sizes", "4x8", "--rounds", 2)

@@ -80,7 +80,6 @@ def loss_and_gradient(params, rows, advantage, fault):
 
 
 def adam(params, gradient, moments, step, fault):
-    """One step, and the moments after it."""
     norm = np.sqrt(sum((g**2).sum() for g in gradient.values()))
     scale = 1.0 if fault == "gradient not clipped" else min(1.0, MAX_NORM / norm)
     b1, b2, eps = 0.9, 0.999, 1e-5
