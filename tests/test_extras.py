@@ -9,7 +9,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import ppo_parts as pp
@@ -57,9 +56,6 @@ def test_the_core_depends_on_jax_and_optax_and_the_citation_and_each_extra_exist
     assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == pp.__version__
 
 
-CURVE = compare.Curve("", "", *np.zeros((2, 1)))
-
-
 USES = [  # a package, its extra, and what needs it
     ("gymnax", "envs", lambda folder: envs.make("CartPole-v1")),
     *((source.package.partition(".")[0], source.extra, lambda folder, name=f"{prefix}:any": envs.make(name))
@@ -69,7 +65,7 @@ USES = [  # a package, its extra, and what needs it
     ("tunix", "tunix", lambda folder: tunix.register()),
     ("optuna", "optuna", lambda folder: training.objective(lambda config: None, None, {})),
     ("jax2onnx", "export", lambda folder: export.to_onnx(None, None)),
-    ("matplotlib", "train", lambda folder: compare.plot_curves(folder / "a.png", [CURVE])),
+    ("matplotlib", "train", lambda folder: compare.plot_curves(folder / "a.png", [compare.Curve("", "", 0, 0)])),
 ]  # fmt: skip
 
 

@@ -136,12 +136,8 @@ def test_one_number_is_enough():
 def test_nothing_is_found_in_a_healthy_run():
     assert find({}) == find({"probe/action_at_bound": 0.97}) == []  # because returns rise
     without = {name: x for name, x in HEALTHY.items() if name not in ("entropy", "episode_return")}
-    others = {
-        "nonfinite/loss/entropy": np.zeros(UPDATES),
-        "evaluation/episode_return": FADING,
-        "approx_kl": np.zeros(0),
-    }
-    assert training.diagnose(without | others, CONFIG) == []  # none of them is the metric of a phase
+    more = {"nonfinite/loss/entropy": np.zeros(UPDATES), "evaluation/episode_return": FADING, "approx_kl": np.zeros(0)}
+    assert training.diagnose(without | more, CONFIG) == []  # none of them is the metric of a phase
     assert training.diagnose({}) == []
     with pytest.raises(ValueError, match=r"diagnose: metrics must be numbers or arrays: .*inhomogeneous"):
         training.diagnose({"entropy": [[1.0, 2.0], [3.0]]})

@@ -112,10 +112,7 @@ def test_a_recipe_that_is_not_there_is_named(folder, bare, monkeypatch):
     for name, message in (
         (None, r"None, is not the name of a module: name the module of its recipe, --recipe my_module"),
         ("recipe.py", r"'recipe\.py', is not the name of a module"),
-        (
-            "absent.recipe",
-            r"absent\.recipe, cannot be imported from here: change to its folder, add it",
-        ),
+        ("absent.recipe", r"absent\.recipe, cannot be imported from here: change to its folder, add it"),
         ("tests.common", r"tests\.common, has no make_train"),
     ):
         with pytest.raises(UserValueError, match=message):

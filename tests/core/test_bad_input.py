@@ -269,8 +269,7 @@ VALUE_ERRORS = {
     "its schedule is 0 at step 0": lambda: pp.clipped_surrogate(clip_eps=lambda step: 0.0 * step),
     "its schedule is -0.1 at the end": lambda: pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, -0.1, 100)),
     "but its schedule returns shape (3,)": lambda: pp.clipped_surrogate(clip_eps=lambda step: jnp.ones(3)),
-    "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1":
-        lambda: pp.optim.scale_by_update_schedule(-0.1),
+    "scale_by_update_schedule: learning_rate must lie in [0, inf]": lambda: pp.optim.scale_by_update_schedule(-0.1),
     "natural_gradient: the losses must be 'kl_penalty' ... and another; got ['policy']":
         (GAE, FULL, SURROGATE, {"optimizer": pp.optim.natural_gradient(0.01)}),
     "field: factor must lie in [-inf, inf], got nan": lambda: np.nan * pp.field("extras.w"),
@@ -299,8 +298,7 @@ VALUE_ERRORS = {
     "aggregate: the batch must have the axes [T, N] only, got shape (6, 4, 2)":
         lambda: pp.tokens.aggregate().update(
             BATCH.replace(log_prob=BOTH, losses={"policy": BOTH}), (), CONTEXT),
-    "group must divide the 2 segments of a shard, got 4":
-        (pp.tokens.group_advantage(group=4), ACTOR, given(shards=2)),
+    "group must divide the 2 segments of a shard, got 4": (pp.tokens.group_advantage(group=4), ACTOR, given(shards=2)),
     "put it before the sampler, because the policy has already been evaluated": (GAE, FULL, AUGMENT, SURROGATE),
     "zero_sum: ... must write the advantage, but value_loss writes losses": lambda: pp.agents.zero_sum(VALUE),
     "zero_sum ... extras.seat": (pp.agents.zero_sum(GAE), ACTOR),
@@ -327,8 +325,7 @@ TYPE_ERRORS = {
     "a Batch has no field 'done': pass terminated, and truncated for time limits": lambda: pp.Batch(done=0),
     "clipped_surrogate(log_ratio, advantage, mask=..., clip_epsilon=...): missing a required ... 'clip_eps'":
         lambda: pp.policy_loss(f.clipped_surrogate, clip_epsilon=0.2),
-    "got the part 'chain': the order is learner(evaluate, pipeline, optimizer)":
-        lambda: pp.learner(CRITIC, evaluate, SGD),
+    "the part 'chain': the order is learner(evaluate, pipeline, optimizer)": lambda: pp.learner(CRITIC, evaluate, SGD),
     "Box ... got -1; the order is Box(shape, low": lambda: envs.Box(-1, 1, (1,)),
     # functions and parts, or none where there should be one
     "got function: did you forget to call it, gae(...)?": lambda: pp.chain(pp.gae, FULL),
@@ -517,6 +514,5 @@ def test_what_only_looks_bad_is_accepted():
     also = pp.early_stop("ppo.own/clip_fraction", 1.0)
     update(GAE, pp.given_indices([[*range(13)]]), VALUE, {"evaluate": pp.microbatched(evaluate, 4)})  # 13 of 1
     update(GAE, FULL, stopping, also, penalty, given(extras={"v1.5": BATCH.log_prob}))
-    update(
-        VTRACE, pp.full_batch(2, refresh="epoch"), SURROGATE, given(log_ratio=jnp.zeros_like(BATCH.log_prob, "float16"))
-    )
+    narrow = given(log_ratio=jnp.zeros_like(BATCH.log_prob, "float16"))
+    update(VTRACE, pp.full_batch(2, refresh="epoch"), SURROGATE, narrow)

@@ -112,10 +112,9 @@ def test_phases_run_in_order_and_share_what_stands_before_them():
     assert state.pipeline[0][0] == 3
     np.testing.assert_array_equal(state.params["other"]["x"], 1 + 3)
     assert {"explained_variance", "critic/explained_variance"} <= set(metrics)
+    says = r"call training\.Train\.of with (such a dict|one optimizer)"
     for wrong in ((pipeline, optax.sgd(0.1)), (actor, optimizers)):  # as a recipe, whose optimizer is given, would
-        with pytest.raises(
-            pp.errors.UserValueError, match=r"call training\.Train\.of with (such a dict|one optimizer)"
-        ):
+        with pytest.raises(pp.errors.UserValueError, match=says):
             pp.learner(both, *wrong)
 
 

@@ -158,8 +158,7 @@ EXTREME = {
     "StateDependentNormal":
         (lambda loc, std: StateDependentNormal(loc, jnp.array([0.0, 1e3]), std),
          (jnp.array([1e6, -1e6, 0.0]), jnp.array([[0.0, 1e6, 1.0], [1e-6, 0.0, 1e6]]))),
-    "TanhNormal":
-        (lambda *x: TanhNormal(Normal(*x)), (jnp.array([1e4, -1e4, 6.0]), jnp.array([0.05, 20.0, 1e-3]))),
+    "TanhNormal": (lambda *x: TanhNormal(Normal(*x)), (jnp.array([1e4, -1e4, 6.0]), jnp.array([0.05, 20.0, 1e-3]))),
     "Beta": (Beta, tuple(jnp.array(x) for x in zip(*BETA_EXTREMES, strict=True))),
     "Categorical": (Categorical, (jnp.array([1e30, -1e30, 0.0, -jnp.inf, np.finfo(np.float32).min]),)),
     "MultiCategorical": (lambda *logits: MultiCategorical(logits), (jnp.array([1e30, -1e30]), jnp.array([0.0, 1e9]))),

@@ -197,14 +197,12 @@ UNLAWFUL = {
         (available(False, True), r"^obs\.available leaves no action in step 0"),
         (available(True, False), r"^obs\.available leaves no action in step 1"),
         (available(True, [1, 1, 0, 0], envs.MultiDiscrete((2, 2))), "in step 1 .* of each choice, at least")],
-    "flags":
-        [(out(ended=lambda out: out.truncated, truncated=lambda out: out.truncated & False), "ended is True in step")],
+    "flags": [(out(ended=lambda out: out.truncated, truncated=lambda out: out.truncated & False), "ended is True in")],
     "final_observation": [
         (out(final_obs=lambda out: out.obs), r"final_obs equals obs .* reset"), (never_final, r"final_obs equals obs"),
         (out(final_obs=lambda out: out.final_obs + 1), r"differs from obs in step 0 of environment 0")],
     "episode_length": [(out(episode_length=lambda out: out.episode_length - 1), r"episode_length is 0 in step 0")],
-    "episode_return":
-        [(unscaled(0), r"episode_return is 1 in step \d of .* add up to 0.*evaluation\(state\) must not scale")],
+    "episode_return": [(unscaled(0), r"episode_return is 1 in step \d of .* add up to 0.*\(state\) must not scale")],
     "seats": [
         (seated(seat=lambda x: (1 - x) / 2), r"info\['seat'\] is 0 in step 0 .* -1"),
         (seated(next_seat=lambda x: 2 * x), r"info\['next_seat'\] is -2 in step 0"),
@@ -349,9 +347,7 @@ def test_a_state_may_be_any_pytree():
     step = lambda key, state, action: envs.Step(Place(state.x + 1), state.x[None], state.x, state.x > 3)  # noqa: E731
     env = resetting(step, lambda key: (Place(jnp.zeros(())), jnp.zeros(1)))
     assert envs.check_laws(env, num_steps=24).terminated
-    moving = pp.Part(
-        lambda params, key: Place(jnp.zeros(())), lambda batch, state, context: (batch, Place(state.x + 1)), "moving"
-    )
+    moving = pp.Part(lambda *_: Place(jnp.zeros(())), lambda batch, x, context: (batch, Place(x.x + 1)), "moving")
     testing.check_part(moving, laws=[state_is_stable])
 
 

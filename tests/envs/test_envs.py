@@ -43,10 +43,7 @@ LOOK = r"look like 'a=1,b=True"
 NUMBER = "max_steps_in_episode must be a"
 test_a_wrong_name_or_setting_is_said_with_those_there_are = refused(
     ("Cartpole", r"gymnax has no environment 'Cartpole'; did you mean 'CartPole-v1"),
-    (
-        "HalfCheetah-v5",
-        r"no environment 'HalfCheetah-v5'; it has Cart.*; names .* need a prefix, as in gym:Half",
-    ),
+    ("HalfCheetah-v5", r"no environment 'HalfCheetah-v5'; it has Cart.*; names .* need a prefix, as in gym:Half"),
     ("Hopper", "need a prefix, as in brax:ant"),
     ("gym:tests.env_fakes:Nothing-v1", r"tests\.env_fakes:Nothing-v1: Environment `Nothing` doesn't exist"),
     ("brax:Walk", "Brax has no environment 'Walk'; did you mean 'walk"),

@@ -93,7 +93,6 @@ def per_dimension(params, batch):
 CLOCK, ECHO, CHOICES = clock(4), echo(envs.Box((2,), -1, 1)), echo(envs.MultiDiscrete((2, 3)))
 FIVE = pp.distributions.Categorical(jnp.zeros((2, 5)))
 SWAPPED = pp.distributions.MultiCategorical(jnp.zeros((2, 5)), (3, 2))
-KEEPS = "keep_distribution needs .* a pytree of arrays, but SimpleNamespace is not"
 
 
 def test_raw_keys_collect_what_typed_ones_do():
@@ -124,7 +123,7 @@ test_what_cannot_be_collected_is_refused = refused(
     (collect(1.0, RolloutState(0, jnp.zeros((3, 1)))), r"state has \[3\] environments, but this rollout has \[2\]"),
     (collecting(CLOCK, uniform, keep_info=("won",)), r"'won' must be an entry of the .*'s info, .* \['cost'\]: "),
     (collecting(CLOCK, uniform, record=("bonus",)), r"'bonus' must be an .*'s aux.* aux={'bonus': \.\.\.}\)"),
-    (collecting(CLOCK, not_a_tree, keep_distribution=True), KEEPS),
+    (collecting(CLOCK, not_a_tree, keep_distribution=True), "keep_distribution needs .* a pytree .*, but SimpleNames"),
     (collecting(altered(CLOCK, reward=lambda out: out.reward[:, None]), uniform), "reward must be floats of shape"),
     (collecting(CLOCK, lambda *given: (*uniform(*given), {"x": 1})), "carry, dict, without an initial_carry: give it"),
     (collecting(CLOCK, pp.Policy(dict, uniform, lambda n: jnp.zeros(4))), r"with \[N\] = \[2\], got float32\[4\]"),

@@ -395,8 +395,7 @@ NUMBERS = [  # what is special, what has to come out, and a call
     row("the hardest gate", True, lambda: abs(f.sapo(jnp.float32(0), jnp.float32(1), tau=jnp.inf)) < 1e-18),
     *(row(f"a weight that is unknown, {mode}", [np.nan, 1], lambda x=mode: f.importance_sampling_weight(
         jnp.array([np.nan, 0]), high=2.0, mode=x)) for mode in ("truncate", "mask")),
-    row("a score without a penalty", [0, 9],
-        lambda: f.outcome_reward(REWARD[2], log_prob=jnp.array([-jnp.inf, -1.0]))),
+    row("a score without a penalty", [0, 9], lambda: f.outcome_reward(REWARD[2], log_prob=jnp.array([-jnp.inf, -1.0]))),
     *(row(f"no step, {len(mask)} mask", np.zeros((0, 2)), lambda mask=mask: f.next_values(
         jnp.zeros((0, 2)), jnp.zeros(2), **mask)) for mask in ({}, {"mask": jnp.zeros((0, 2))})),
     row("narrow actions", [-np.log(300)] * 2,

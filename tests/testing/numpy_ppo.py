@@ -66,10 +66,8 @@ def loss_and_gradient(params, rows, advantage, fault):
         other = 0.5 * (near - rows["target"]) ** 2
         slope = np.where(other > error, np.where(near == value, near - rows["target"], 0), slope)
         error = np.maximum(error, other)
-    entropy, bonus = (
-        -(probability * logits).sum(axis=-1),
-        -ENTROPY_COEF if fault == "entropy penalized" else ENTROPY_COEF,
-    )
+    entropy = -(probability * logits).sum(axis=-1)
+    bonus = -ENTROPY_COEF if fault == "entropy penalized" else ENTROPY_COEF
     mean = (lambda x: x.sum()) if fault == "loss summed" else (lambda x: x.mean())
     numbers = {"policy_loss": sign * mean(surrogate), "value_loss": mean(error), "entropy": mean(entropy)}
     numbers["loss"] = numbers["policy_loss"] + VALUE_COEF * numbers["value_loss"] - bonus * numbers["entropy"]

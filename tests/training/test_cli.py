@@ -116,9 +116,8 @@ def test_config_field_that_cannot_be_used_is_named():
     class Untyped(Config):
         rate = 0.5
 
-    with pytest.raises(
-        pp.errors.UserTypeError, match=r"Untyped: rate has no type, .* its value, 0.5: write rate: float = 0.5"
-    ):
+    says = r"Untyped: rate has no type, .* its value, 0.5: write rate: float = 0.5"
+    with pytest.raises(pp.errors.UserTypeError, match=says):
         training.check_config(Untyped())
     for name, value, says in (
         ("size", 0, "must be at least 1, got 0"),

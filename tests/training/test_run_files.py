@@ -181,10 +181,7 @@ def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path
         assert not list(tmp_path.iterdir()), message
     for where, message in (
         ({"name": "b"}, "run: name names only new runs, got 'b', and resume continues a/run in place"),
-        (
-            {"directory": Path("b")},
-            "run: directory holds only new runs, got b, and resume continues a/run: leave it out",
-        ),
+        ({"directory": Path("b")}, "run: directory holds only new runs, got b, and resume continues a/run: leave it"),
     ):
         with pytest.raises(ValueError, match=message):
             run(train, tiny(), RunOptions(resume=Path("a/run"), **where))
@@ -222,11 +219,7 @@ def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
     renamed = r"made by the recipe here\.mine, and this is there\.mine: .* if the module was renamed"
     for name, other, says in (
         ("own", train, "made by the recipe None, and this is ppo_parts.recipes.cleanrl_ppo"),
-        (
-            "recipe",
-            own,
-            "this is None: resume it with the module, or with the environment, chain or policy of your",
-        ),
+        ("recipe", own, "this is None: resume it with the module, or with the environment, chain or policy of your"),
         ("named", of("there.mine"), renamed),
         ("own", own, None),
     ):

@@ -142,9 +142,7 @@ def test_a_search_checks_declared_ranges_and_has_no_seeds(tmp_path, monkeypatch)
         np.sqrt(float(config.learning_rate))
         return Fake(config)
 
-    with pytest.raises(
-        UserTypeError, match=r"must not need the value of learning_rate, because .* traced: compute with"
-    ):
+    with pytest.raises(UserTypeError, match=r"must not need the value of learning_rate, .* traced: compute with"):
         sweep(measured, Config(), {"learning_rate": {"low": 0.1, "high": 1}}, tmp_path)
 
 
@@ -249,10 +247,7 @@ def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
         ("gamma: {low: 1, high: 0}", r"--gamma cannot be drawn from {'low': 1, 'high': 0}: .*low"),
         ("engine: rai", "engine must be one of 'optuna', 'ray', got 'rai'"),
         ("hidden: {low: 1, high: 2}", "--hidden must be a mapping with a list of choices, got"),
-        (
-            "gamma: {low: 0.9}",
-            "--gamma must be a mapping with a list of choices, or with low and high.*, got {'low': 0.9}",
-        ),
+        ("gamma: {low: 0.9}", "--gamma must be a mapping with a list of choices, or with low .*, got {'low': 0.9}"),
         ("env_id: {choices: CartPole-v1}", "--env-id must be a mapping with a list of choices, got"),
         ("gamma: {low: 0.9, high: 1, log: 'no'}", "log of gamma must be True or False, got 'no'"),
         ("hidden: {choices: [[8], [4]]}", r"--hidden cannot be drawn from .*: a study stores numbers, .* not \[8\]"),
