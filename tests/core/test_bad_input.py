@@ -440,8 +440,7 @@ SHAPE_ERRORS = {
     "proximal_average ... advantage (6, 4, 2), log_prob (6, 4)":
         (STREAMS, FULL, pp.regularizers.proximal_average(decay=0.9), SURROGATE),
     "normalize_target ... target (6, 4, 3), log_prob (6, 4)":
-        lambda: pp.critics.normalize_target(lambda params, old, new: params, rate=0.1).update(
-            BATCH.replace(target=jnp.ones((TIME, SEGMENTS, 3))), None, CONTEXT),
+        lambda: POPART.update(BATCH.replace(target=jnp.ones((TIME, SEGMENTS, 3))), None, CONTEXT),
     "prioritized_sampler ... (6, 4, 2) ... combine the streams": (STREAMS, PRIORITIZED(2), SURROGATE),
     "same number of streams, got (6, 4, 2), (6, 4, 3)": (TARGETS, CRITIC, given(value=BOTH), {"evaluate": two_values}),
     "a value of shape (6, 4, 2), but batch.value has (6, 4)": ({"evaluate": two_values},),

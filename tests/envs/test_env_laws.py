@@ -345,7 +345,7 @@ def test_a_state_may_be_any_pytree():
     step = lambda key, state, action: envs.Step(Place(state.x + 1), state.x[None], state.x, state.x > 3)  # noqa: E731
     env = resetting(step, lambda key: (Place(jnp.zeros(())), jnp.zeros(1)))
     assert envs.check_laws(env, num_steps=24).terminated
-    moving = pp.Part(lambda *_: Place(jnp.zeros(())), lambda batch, x, context: (batch, Place(x.x + 1)), "moving")
+    moving = pp.Part(lambda *_: Place(jnp.zeros(())), lambda b, s, c: (b, Place(s.x + 1)), "moving")
     testing.check_part(moving, laws=[state_is_stable])
 
 
