@@ -192,9 +192,10 @@ def check_takes(
         return
     try:
         bound = signature.bind(*arguments, **dict.fromkeys(keywords)).arguments
+        fits = all(bound.get(argument, argument) == argument for argument in arguments)  # in this order
     except TypeError:
-        bound = {arguments[0]: None}
-    if any(bound.get(argument, argument) != argument for argument in arguments):  # also if the order is another
+        fits = False
+    if not fits:
         call = ", ".join((*arguments, *(f"{keyword}=..." for keyword in keywords)))
         raise UserTypeError(f"{where}: {name} must take ({call}); this one takes {signature}")
 

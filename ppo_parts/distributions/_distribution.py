@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._base.hyperparameters import check_takes
 from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional._arguments import check_key
 from ..functional._common import Array, accumulator_dtype, check_arrays, check_floating, known_values
@@ -52,18 +52,12 @@ def check_distribution(where: str, distribution: Any, needs: tuple[str, ...] = (
     kind = f"an array of shape {distribution.shape}" if array else type(distribution).__name__
     for method in needs:
         positional, keywords = _TAKES[method]
-        call = f"{method}({', '.join([*positional, *(f'{name}=' for name in keywords)])})"
-        if not callable(getattr(distribution, method, None)):
-            raise UserTypeError(
-                f"{where}: a distribution needs {call}, but {kind} has no {method}: use one of "
-                "ppo_parts.distributions, such as Categorical(logits), or one of distrax"
-            )
-        try:
-            inspect.signature(getattr(distribution, method)).bind(*positional, **dict.fromkeys(keywords))
-        except TypeError as error:
-            raise UserTypeError(f"{where}: a distribution needs {call}, but {method} of {kind}: {error}") from None
-        except ValueError:  # a callable without a signature
-            pass
+        function = getattr(distribution, method, None)
+        if not callable(function):
+            call = f"{method}({', '.join([*positional, *(f'{name}=' for name in keywords)])})"
+            remedy = "use one of ppo_parts.distributions, such as Categorical(logits), or one of distrax"
+            raise UserTypeError(f"{where}: a distribution needs {call}, but {kind} has no {method}: {remedy}")
+        check_takes(where, f"{method} of {kind}", function, positional, keywords)
 
 
 def is_distribution(x: Any) -> bool:

@@ -283,7 +283,7 @@ test_distributions_say_what_is_wrong = common.refused(
     (lambda: Joint({"a": {}}), "parts must be a dict or a tuple of distributions"),
     (lambda: needs(("log_prob",)), r"needs log_prob\(value\), but Mine has no log_prob: use one of ppo_parts.distr"),
     (lambda: needs(("mode",)), r"rollout: a distribution needs mode\(\), but Mine has no mode"),
-    (lambda: needs(("sample",)), r"needs sample\(seed=\), but sample of Mine: got an unexpected .*seed"),
+    (lambda: needs(("sample",)), r"sample of Mine must take \(seed=\.\.\.\); this one takes \(\)"),
     (lambda: Joint((Sampled(),)).mode(), r"Joint: a distribution needs mode\(\), but Sampled has no mode"),
     (lambda: Joint((Sampled(),)).kl_divergence(Joint((Sampled(),))), r"needs kl_divergence\(other\), but Sampled has"),
     (lambda: made("Joint").log_prob({"move": 0}), "value must have an entry for each part of .*rest.*, got .*'move'"),
