@@ -125,10 +125,8 @@ class MultiCategorical(Joint):
 
     def __init__(self, logits: Any, nvec: Sequence[int] | None = None) -> None:
         if nvec is None and hasattr(logits, "ndim"):
-            raise UserTypeError(
-                f"MultiCategorical: logits are one array of shape {jnp.shape(logits)}: give nvec, the numbers of "
-                "options, or a list of arrays"
-            )
+            remedy = "give nvec, the numbers of options, or a list of arrays"
+            raise UserTypeError(f"MultiCategorical: logits are one array of shape {jnp.shape(logits)}: {remedy}")
         if nvec is not None:
             check_floating("MultiCategorical", "logits", logits)
             sizes = np.asarray(nvec)
@@ -136,15 +134,12 @@ class MultiCategorical(Joint):
                 raise UserValueError(f"MultiCategorical: nvec must contain integers of at least 1, got {nvec!r}")
             nvec = sizes.tolist()
             if jnp.shape(logits)[-1:] != (sum(nvec),):
-                raise ShapeError(
-                    f"MultiCategorical: the last axis of logits must have sum(nvec) = {sum(nvec)} entries for "
-                    f"nvec={tuple(nvec)}, got shape {jnp.shape(logits)}"
-                )
+                must = f"have sum(nvec) = {sum(nvec)} entries for nvec={tuple(nvec)}, got shape {jnp.shape(logits)}"
+                raise ShapeError(f"MultiCategorical: the last axis of logits must {must}")
             logits = jnp.split(logits, list(itertools.accumulate(nvec[:-1])), axis=-1)
         elif not isinstance(logits, Iterable):
-            raise UserTypeError(
-                f"must be a list of arrays, got {logits!r}", where="MultiCategorical", argument="logits"
-            )
+            says = f"must be a list of arrays, got {logits!r}"
+            raise UserTypeError(says, where="MultiCategorical", argument="logits")
         self.parts = [Categorical(part) for part in logits]
         if len({part.logits.shape[:-1] for part in self.parts}) != 1:
             shapes = ", ".join(str(part.logits.shape) for part in self.parts) or "no arrays"

@@ -181,10 +181,8 @@ def check_draw(where: str, seed: Any, sample_shape: Any) -> tuple[int, ...]:
 def fit_to_shape(where: str, name: str, x: Array, like: Array, like_name: str) -> Array:
     """Broadcast `x` to the shape of `like`; `x` must have this shape or its last axis, or be a single number."""
     if x.shape not in (like.shape, like.shape[-1:], ()):
-        raise ShapeError(
-            f"{where}: {like_name} has shape {like.shape} and {name} {x.shape}; {name} must have the shape of "
-            f"{like_name}, {like.shape[-1:]} or ()"
-        )
+        must = f"{name} must have the shape of {like_name}, {like.shape[-1:]} or ()"
+        raise ShapeError(f"{where}: {like_name} has shape {like.shape} and {name} {x.shape}; {must}")
     return jnp.broadcast_to(x, like.shape)
 
 

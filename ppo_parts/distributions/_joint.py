@@ -41,9 +41,8 @@ class Joint(TreeDistribution):
     def __init__(self, parts: Any) -> None:
         several = isinstance(parts, dict | tuple | list)
         if not several or not jax.tree.leaves(parts, is_leaf=_is_part):
-            raise UserTypeError(
-                f"must be a dict or a tuple of distributions, got {parts!r}", where="Joint", argument="parts"
-            )
+            says = f"must be a dict or a tuple of distributions, got {parts!r}"
+            raise UserTypeError(says, where="Joint", argument="parts")
         # Copy every dict, because the caller may change it later.
         self.parts = jax.tree.map(lambda part: part, parts, is_leaf=_is_part)
         self._parts_with("log_prob", "sample")
@@ -97,11 +96,8 @@ class Joint(TreeDistribution):
         try:
             return self._shape.flatten_up_to(value)
         except (ValueError, TypeError, KeyError) as error:
-            raise UserTypeError(
-                f"must have an entry for each part of {self}, got {jax.tree.structure(value)}",
-                where="Joint",
-                argument="value",
-            ) from error
+            says = f"must have an entry for each part of {self}, got {jax.tree.structure(value)}"
+            raise UserTypeError(says, where="Joint", argument="value") from error
 
     def _together(self, values: list[Any]) -> Any:
         """Return the action with these entries."""
@@ -110,11 +106,10 @@ class Joint(TreeDistribution):
     def _total(self, summands: Any) -> Array:
         """Add arrays of one shape, without starting from 0, to save one addition."""
         first, *rest = summands
-        if any(jnp.shape(x) != jnp.shape(first) for x in rest):
-            raise ShapeError(
-                f"{type(self).__name__}: the parts must have the same batch axes, but their numbers have the shapes "
-                f"{', '.join(str(jnp.shape(x)) for x in (first, *rest))}"
-            )
+        shapes = [jnp.shape(x) for x in (first, *rest)]
+        if len({*shapes}) > 1:
+            says = "the parts must have the same batch axes, but their numbers have the shapes"
+            raise ShapeError(f"{type(self).__name__}: {says} {', '.join(map(str, shapes))}")
         return sum(rest, first)
 
 

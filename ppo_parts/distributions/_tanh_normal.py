@@ -73,9 +73,8 @@ class TanhNormal(VectorDistribution):
 
     def entropy(self) -> Array:
         """Raise `NotImplementedError`, as there is no closed form; `ppo_parts.entropy_bonus` uses a sample instead."""
-        raise NotImplementedError(
-            "TanhNormal has no entropy in closed form; ppo_parts.entropy_bonus estimates it from samples"
-        )
+        says = "TanhNormal has no entropy in closed form; ppo_parts.entropy_bonus estimates it from samples"
+        raise NotImplementedError(says)
 
     def kl_divergence(self, other: TanhNormal) -> Array:
         """Return KL(self || other) of the Gaussians in nats, as squashing cancels; it is infinite where boxes differ.
