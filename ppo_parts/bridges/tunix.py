@@ -87,10 +87,8 @@ def register_loss(name: str, loss: Callable[..., Array], **hyperparameters: Any)
         x, mask = train_example, train_example.completion_mask
         packed = {name: getattr(x, name, None) for name in ("segment_ids", "segment_positions")}
         if declaration(loss, "along_time") and packed["segment_ids"] is not None:
-            raise UserValueError(
-                f"{name}: the loss averages over each sequence, and Tunix has packed several sequences into a row: "
-                "switch sequence packing off"
-            )
+            says = "the loss averages over each sequence, and Tunix has packed several sequences into a row"
+            raise UserValueError(f"{name}: {says}: switch sequence packing off")
 
         def read_setting(name: str, default: Any) -> Any:
             value = getattr(algo_config, name, None)

@@ -180,10 +180,8 @@ def check_env(where: str, env: Any) -> None:
     if isinstance(env, Part):
         raise UserTypeError(f"{where}: env must be an environment, got the part {env.name!r}: pass it as pipeline=")
     if not isinstance(env, Env):
-        raise UserTypeError(
-            f"{where}: {env!r:.200} is not an environment: make one with envs.make(...), envs.from_gymnasium(...), "
-            "envs.from_gymnax(...) or envs.Env(...)"
-        )
+        remedy = "envs.make(...), envs.from_gymnasium(...), envs.from_gymnax(...) or envs.Env(...)"
+        raise UserTypeError(f"{where}: {env!r:.200} is not an environment: make one with {remedy}")
 
 
 def check_interface(where: str, env: Any, names: tuple[str, ...], remedy: str) -> None:

@@ -338,9 +338,8 @@ def check_recorded(batch: Batch, estimates: dict[str, Array], shape: tuple[int, 
     for name, x in estimates.items():
         if not is_value(jnp.shape(x), shape):
             says = f"rollout: the policy returned {name} of shape {jnp.shape(x)[1:]} for {shape[1:]} observations"
-            raise ShapeError(
-                f"{says}: return one number for each (or K, of K streams); drop a last axis of size 1 with x[..., 0]"
-            )
+            remedy = "return one number for each (or K, of K streams); drop a last axis of size 1 with x[..., 0]"
+            raise ShapeError(f"{says}: {remedy}")
 
 
 def check_action(distribution: Any, action: Any, space: Any, each: tuple[int, ...]) -> None:

@@ -63,10 +63,8 @@ def dense_dot_general(
     if dimension_numbers != (((lhs.ndim - 1,), (0,)), ((), ())) or rhs.ndim != 2:
         raise UserValueError(f"dense_dot_general: only [..., n] x [n, m] is supported, got {dimension_numbers}")
     if precision is not None or preferred_element_type is not None:
-        raise UserValueError(
-            f"dense_dot_general: precision and preferred_element_type must be None, got {precision} and "
-            f"{preferred_element_type}: use lax.dot_general"
-        )
+        got = f"got {precision} and {preferred_element_type}: use lax.dot_general"
+        raise UserValueError(f"dense_dot_general: precision and preferred_element_type must be None, {got}")
     few = rhs.shape[1] <= FEW and rhs.shape[1] < rhs.shape[0]
     lhs = lhs.astype(jnp.result_type(lhs, rhs))
     return _product(lhs, rhs) if few and jax.__version_info__ >= (0, 5, 3) else jnp.matmul(lhs, rhs)

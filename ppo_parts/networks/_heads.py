@@ -33,10 +33,8 @@ def action_size(space: Any) -> int:
     """
     for box in (each for each in list_spaces(space) if not is_discrete(each)):
         if count_numbers(box) and len(box.shape) != 1:
-            raise UserValueError(
-                f"action_size: the actions of distributions are vectors, but those of {box} have shape "
-                f"{tuple(box.shape)}: wrap the environment in envs.flatten_action"
-            )
+            says = f"the actions of distributions are vectors, but those of {box} have shape {tuple(box.shape)}"
+            raise UserValueError(f"action_size: {says}: wrap the environment in envs.flatten_action")
     return sum(sum(count_options(each)) or count_numbers(each) for each in list_spaces(space))
 
 
@@ -106,9 +104,8 @@ def action_distribution(
         says = f"available has {len(available)} masks for the {len(space.spaces)} entries of {space}"
         raise UserValueError(f"action_distribution: {says}: give None where all actions are available")
     if is_discrete(space) and (squash or features is not None):
-        raise UserValueError(
-            f"action_distribution: squash must be False and features None, because the actions are discrete, {space}"
-        )
+        must = "squash must be False and features None, because the actions are discrete"
+        raise UserValueError(f"action_distribution: {must}, {space}")
     if is_tree(space) and hasattr(available, "shape"):
         raise UserTypeError(f"action_distribution: available is one array, but needs one per entry of {space}")
     heads = _split(head, [action_size(each) for each in list_spaces(space)])
@@ -126,9 +123,8 @@ def action_distribution(
         if mask is not None:
             raise UserValueError(f"action_distribution: available must be None, because actions are continuous, {each}")
         if its_log_std is None:
-            raise UserTypeError(
-                "action_distribution: continuous actions need log_std, a parameter of shape [D] for example"
-            )
+            need = "continuous actions need log_std, a parameter of shape [D] for example"
+            raise UserTypeError(f"action_distribution: {need}")
         if features is None:
             policy = distributions.Normal(x, jnp.broadcast_to(jnp.exp(its_log_std), x.shape))
         else:

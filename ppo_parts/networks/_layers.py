@@ -95,7 +95,6 @@ def largest_pixel(where: str, space: Any) -> float:
         return 255.0
     if -1 <= low <= high <= 1 or (low == -high > -np.inf):  # standardized
         return 1.0
-    raise UserValueError(
-        f"{where}: the bounds of {space} do not tell whether pixels must be divided by 255: use bounds of 0 and 255 "
-        "and a dtype of integers where they must, and bounds of 0 and 1 where they are scaled already"
-    )
+    says = f"the bounds of {space} do not tell whether pixels must be divided by 255"
+    remedy = "bounds of 0 and 255 and a dtype of integers where they must, and of 0 and 1 where they are scaled already"
+    raise UserValueError(f"{where}: {says}: use {remedy}")

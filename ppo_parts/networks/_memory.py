@@ -45,10 +45,9 @@ def recurrent(x: Array, carry: Any, reset: Array, cell: Cell = "lstm") -> tuple[
     needed, given = (jax.tree.map(jnp.shape, tree) for tree in (initial_carry(cell, x.shape[1:]), carry))
     if (needed, x.shape[:-1]) != (given, jnp.shape(reset)):
         remedy = ": pass the whole policy, whose initial_carry makes the first one" if carry is None else ""
-        raise ShapeError(
-            f"recurrent: for an input of shape {x.shape}, the cell {cell!r} needs a carry of shape {needed} and a "
-            f"reset of shape {x.shape[:-1]}, got {given} and {jnp.shape(reset)}{remedy}"
-        )
+        needs = f"the cell {cell!r} needs a carry of shape {needed} and a reset of shape {x.shape[:-1]}"
+        got = f"got {given} and {jnp.shape(reset)}{remedy}"
+        raise ShapeError(f"recurrent: for an input of shape {x.shape}, {needs}, {got}")
     if cell in PARALLEL:
         x, states = PARALLEL[cell]()(x, carry, reset)
         return x, jax.tree.map(lambda each, first: each[-1] if len(each) else first, states, carry)

@@ -105,15 +105,11 @@ def actor_critic(
     """
     _check("actor_critic", env, hidden, memory)
     if env.num_agents is not None:
-        raise UserValueError(
-            f"actor_critic: this environment has an axis of {env.num_agents} agents: use multi_agent_actor_critic, as "
-            "the recipe ippo does, or envs.fold_agents"
-        )
+        remedy = "use multi_agent_actor_critic, as the recipe ippo does, or envs.fold_agents"
+        raise UserValueError(f"actor_critic: this environment has an axis of {env.num_agents} agents: {remedy}")
     if env.privileged_space is not None and shared:
-        raise UserValueError(
-            "actor_critic: the critic of this environment sees more than the policy, so they cannot share layers: give "
-            "shared=False"
-        )
+        says = "the critic of this environment sees more than the policy, so they cannot share layers"
+        raise UserValueError(f"actor_critic: {says}: give shared=False")
     if env.privileged_space is None and memory is not None and not shared:
         raise UserValueError(f"actor_critic: memory={memory!r} is shared by actor and critic: give shared=True")
     check_number("actor_critic", "log_std", log_std, schedule=False)
@@ -159,11 +155,9 @@ def actor_critic(
         seen = as_observation(batch.obs)
         privileged = seen.privileged
         if (privileged is None) != (env.privileged_space is None):
-            raise UserValueError(
-                f"actor_critic: the privileged part of an observation is {shapes_of(privileged)}, but the "
-                f"environment's privileged_space is {env.privileged_space}: give both "
-                "(auto_reset(privileged_space=)), or neither"
-            )
+            says = f"the privileged part of an observation is {shapes_of(privileged)}, but the environment's"
+            remedy = "give both (auto_reset(privileged_space=)), or neither"
+            raise UserValueError(f"actor_critic: {says} privileged_space is {env.privileged_space}: {remedy}")
         return network.apply(params, seen.obs, seen.available, batch.carry, batch.reset, privileged)
 
     return Policy(init, evaluate, None if memory is None else lambda n: initial_carry(memory, (n, *hidden[-1:])))
@@ -194,10 +188,8 @@ def nature_cnn(env: Env, features: Count = 512) -> Policy:
     """
     check_env("nature_cnn", env)
     if not is_image(env.observation_space):
-        raise UserValueError(
-            "nature_cnn: observations must be images of at least 36 x 36 pixels, got the space "
-            f"{env.observation_space}: use actor_critic, or your own network"
-        )
+        must = f"be images of at least 36 x 36 pixels, got the space {env.observation_space}"
+        raise UserValueError(f"nature_cnn: observations must {must}: use actor_critic, or your own network")
     largest_pixel("nature_cnn", env.observation_space)  # raises if the bounds do not tell
     return actor_critic(env, (), shared=True, image_features=features)
 
@@ -242,27 +234,23 @@ def multi_agent_actor_critic(
     _check("multi_agent_actor_critic", env, hidden, memory)
     check_takes("multi_agent_actor_critic", "inputs", inputs, ("obs",))
     if env.num_agents is None:
-        raise UserValueError(
-            "multi_agent_actor_critic: this environment has no axis of agents: use actor_critic, as the recipe "
-            "cleanrl_ppo does"
-        )
+        remedy = "use actor_critic, as the recipe cleanrl_ppo does"
+        raise UserValueError(f"multi_agent_actor_critic: this environment has no axis of agents: {remedy}")
     for each in list_spaces(env.observation_space):
         if is_image(each):
             raise UserValueError(f"multi_agent_actor_critic: observations are images, {each}: use your own network")
     if env.privileged_space is not None:
-        raise UserValueError(
-            "multi_agent_actor_critic: the critic sees what inputs returns, but observations have a privileged part "
-            f"({env.privileged_space}): set it and privileged_space to None, and share observations in inputs instead"
-        )
+        says = f"the critic sees what inputs returns, but observations have a privileged part ({env.privileged_space})"
+        remedy = "set it and privileged_space to None, and share observations in inputs instead"
+        raise UserValueError(f"multi_agent_actor_critic: {says}: {remedy}")
     agents, space, observed = env.num_agents, env.action_space, env.observation_space
     zeros = map_space(lambda each: jnp.zeros((1, 1, agents, *array_shape("observations", each))), observed)
     seen = jax.eval_shape(lambda: inputs(encoded(observed, zeros)))
     leaves = jax.tree.leaves(seen)
     if not isinstance(seen, tuple | list) or [x.shape[:-1] for x in leaves] != [(1, 1, agents)] * 2:
-        raise UserTypeError(
-            f"multi_agent_actor_critic: inputs must return a tuple of two arrays [..., {agents}, D'], of actor and "
-            f"critic; for observations [1, 1, {agents}, D] it returns {', '.join(str(x.shape) for x in leaves) or seen}"
-        )
+        must = f"inputs must return a tuple of two arrays [..., {agents}, D'], of actor and critic"
+        got = f"for observations [1, 1, {agents}, D] it returns {', '.join(str(x.shape) for x in leaves) or seen}"
+        raise UserTypeError(f"multi_agent_actor_critic: {must}; {got}")
 
     class Network(nn.Module):
         outputs: int
