@@ -9,15 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..functional._common import Array, check_arrays
-from ._distribution import (
-    VectorDistribution,
-    check_box,
-    check_parameter,
-    check_sign,
-    fit_to_shape,
-    nan_outside,
-    widen,
-)
+from ._distribution import VectorDistribution, check_box, check_parameter, check_sign, fit_to_shape, nan_outside, widen
 from ._gamma_functions import beyond_bregman, beyond_stirling, deviance, with_slope
 
 

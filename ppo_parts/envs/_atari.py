@@ -14,12 +14,7 @@ from ._host import from_gymnasium
 
 
 def make_ale(
-    game: str,
-    *,
-    episodic_life: bool = False,
-    stack_num: int = 4,
-    use_fire_reset: bool = True,
-    **kwargs: Any,
+    game: str, *, episodic_life: bool = False, stack_num: int = 4, use_fire_reset: bool = True, **kwargs: Any
 ) -> Env:
     """Make an Atari game from its name in `ale_py`, such as "breakout", with the usual preprocessing.
 

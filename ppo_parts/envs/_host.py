@@ -39,10 +39,7 @@ class HostState(NamedTuple):
 
 @checked
 def from_gymnasium(
-    make: Callable[[int], Any],
-    *,
-    info: str | tuple[str, ...] = (),
-    action_mask: str | None = None,
+    make: Callable[[int], Any], *, info: str | tuple[str, ...] = (), action_mask: str | None = None
 ) -> Env:
     """Make an `Env` from Gymnasium vector environments, which step on the host.
 
