@@ -139,13 +139,11 @@ class Played(NamedTuple):
 
 def reproducible(played: Played) -> Iterator[str]:
     """Law: the same key gives the same episodes."""
+    remedy = "draw all random numbers from the key (in Gymnasium, self.np_random after super().reset(seed=seed))"
     for name, one, again in zip(("reset", "step"), (played.first, played.out), played.again, strict=True):
         if not _are_equal(one, again):
-            yield (
-                f"{name} returns different results when it is called again with the same key: draw all random numbers "
-                "from the key (in Gymnasium, self.np_random after super().reset(seed=seed)), and keep everything that "
-                "changes in the state"
-            )
+            says = f"{name} returns different results when it is called again with the same key"
+            yield f"{says}: {remedy}, and keep everything that changes in the state"
 
 
 def separate(played: Played) -> Iterator[str]:
@@ -211,11 +209,8 @@ def masks(played: Played) -> Iterator[str]:
 def flags(played: Played) -> Iterator[str]:
     """Law: where an episode ended, it was terminated or truncated for every agent."""
     over = (played.out.terminated | played.out.truncated).reshape(*played.ended.shape, -1).all(axis=-1)
-    return _report(
-        played.ended & ~over,
-        "ended is True {0}, but some agent is neither terminated nor truncated: set terminated, or, if a time limit "
-        "cut the episode, truncated",
-    )
+    says = "ended is True {0}, but some agent is neither terminated nor truncated"
+    return _report(played.ended & ~over, f"{says}: set terminated, or, if a time limit cut the episode, truncated")
 
 
 def final_observation(played: Played) -> Iterator[str]:
@@ -237,13 +232,9 @@ def episode_length(played: Played) -> Iterator[str]:
     """Law: `episode_length` counts the steps of an episode from 1, and starts again after its end."""
     reported = played.out.episode_length
     length = _sum_episodes(np.ones(played.ended.shape, int), played.ended)
-    return _report(
-        reported != length,
-        "episode_length is {1} {0}, but the episode has {2} steps, including this one: count in the state, and start "
-        "from 0 where an episode ended (envs.auto_reset does)",
-        reported,
-        length,
-    )
+    says = "episode_length is {1} {0}, but the episode has {2} steps, including this one"
+    remedy = "count in the state, and start from 0 where an episode ended (envs.auto_reset does)"
+    return _report(reported != length, f"{says}: {remedy}", reported, length)
 
 
 def episode_return(played: Played) -> Iterator[str]:
@@ -251,13 +242,10 @@ def episode_return(played: Played) -> Iterator[str]:
     out = played.evaluated[1]
     reward = (out.reward if out.mask is None else np.where(out.mask, out.reward, 0)).astype(float)
     total = _sum_episodes(reward, np.asarray(out.episode_ends()[0]))
-    return _report(
-        ~np.isclose(out.episode_return, total, rtol=1e-3, atol=1e-3),
-        "episode_return is {1:g} {0}, but the rewards of the episode add up to {2:g}: add the reward of this step, and "
-        "start from 0 where an episode ended (envs.auto_reset does); env.evaluation(state) must not scale rewards",
-        out.episode_return,
-        total,
-    )
+    says = "episode_return is {1:g} {0}, but the rewards of the episode add up to {2:g}: add the reward of this step"
+    remedy = "start from 0 where an episode ended (envs.auto_reset does); env.evaluation(state) must not scale rewards"
+    wrong = ~np.isclose(out.episode_return, total, rtol=1e-3, atol=1e-3)
+    return _report(wrong, f"{says}, and {remedy}", out.episode_return, total)
 
 
 def seats(played: Played) -> Iterator[str]:
@@ -268,11 +256,9 @@ def seats(played: Played) -> Iterator[str]:
     says = "info[{name!r}] is {1:g} {0}: return 1 for the first player, and -1 for the second"
     yield from _report(np.abs(moved) != 1, says, moved, name=SEATS[0])
     yield from _report((np.abs(following) != 1) & ~played.ended, says, following, name=SEATS[1])
-    yield from _report(
-        (following[:-1] != moved[1:]) & ~played.ended[:-1],
-        "info['next_seat'] {0} is not the info['seat'] of the step after it: it must name the player who moves next in "
-        "obs",
-    )
+    remedy = "it must name the player who moves next in obs"
+    says = f"info['next_seat'] {{0}} is not the info['seat'] of the step after it: {remedy}"
+    yield from _report((following[:-1] != moved[1:]) & ~played.ended[:-1], says)
 
 
 LAWS = (reproducible, separate, finite, spaces, masks, flags, final_observation, episode_length, episode_return, seats)

@@ -205,10 +205,8 @@ class HostSpace:
         if np.shape(obs) != (expected := (*axes, *self.shape)) or obs is None:
             got = None if obs is None else np.shape(obs)
             raise ShapeError(f"from_gymnasium: {name} must have shape {expected}, got {got}")
-        remedy = (
-            f"the observation space is {self.text}; give it the dtype of what the environment returns, or convert that "
-            "in a wrapper; integers keep 64 bits with jax_enable_x64"
-        )
+        convert = "or convert that in a wrapper; integers keep 64 bits with jax_enable_x64"
+        remedy = f"the observation space is {self.text}; give it the dtype of what the environment returns, {convert}"
         x = np.asarray(obs)
         if self.starts is not None and x.dtype.kind in "biuf":
             x = x - self.starts
