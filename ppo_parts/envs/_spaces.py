@@ -13,8 +13,8 @@ import numpy as np
 
 from .._base.hyperparameters import check_count
 from ..errors import UserTypeError, UserValueError
-from ..functional._arguments import ANY, is_whole
-from ..functional._common import check_range, known_values
+from ..functional._arguments import ANY, check_order, is_whole
+from ..functional._common import check_range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +64,7 @@ class Box:
                 n not in (1, length) for n, length in zip(np.shape(bound)[::-1], self.shape[::-1], strict=False)
             ):
                 raise UserValueError(f"Box: {name} must fit the shape {self.shape}, got shape {np.shape(bound)}")
-        low, high = known_values(self.low), known_values(self.high)
-        if low is not None and high is not None and not np.all(low <= high):
-            raise UserValueError(f"Box: low must not be above high, got low={self.low!r} and high={self.high!r}")
+        check_order("Box", vars(self), "low", "high")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Box) or self.shape != other.shape:
@@ -110,11 +108,8 @@ class Tuple:
 
 
 def _is_space(x: Any) -> bool:
-    return (
-        not isinstance(x, type)
-        and not hasattr(x, "__array__")
-        and any(hasattr(x, name) for name in ("shape", "n", "spaces"))
-    )
+    like_space = any(hasattr(x, name) for name in ("shape", "n", "spaces"))
+    return like_space and not isinstance(x, type) and not hasattr(x, "__array__")
 
 
 def check_space(where: str, name: str, space: Any) -> None:

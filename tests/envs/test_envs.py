@@ -121,7 +121,7 @@ test_what_cannot_be_made_or_wrapped_is_refused_at_the_door = refused(
     (lambda: envs.Box((2,), "a"), "low must be a number"),
     (lambda: envs.Box((2,), 0.0, np.nan), "high must lie in"),
     (lambda: envs.Box((2,), np.zeros(3), 1.0), r"low must fit the shape \(2,\), got shape \(3,\)"),
-    (lambda: envs.Box((1,), 1.0, -1.0), r"Box: low must not be above high, got low=1\.0 and high=-1\.0"),
+    (lambda: envs.Box((1,), 1.0, -1.0), r"Box: low must not exceed high, got low=1\.0 and high=-1\.0"),
     (lambda: envs.register("a:b", lambda name: None), "a prefix consists of letters"),
     *((lambda x=x: envs.register(x, lambda name: None), "comes with ppo_parts") for x in ("brax", "tasks", "popgym")),
     (lambda: envs.from_gymnasium(None), "make must be a function"),
