@@ -159,10 +159,9 @@ def auto_reset(
         return shapes == [tuple(space.shape) for space in list_spaces(observation_space)]
 
     def new_episodes(key: Array, number: int, shared: Any) -> tuple[Any, ...]:
-        arguments = () if shared is None else (shared,)
-
         def new_episode(key: Array) -> tuple[Any, ...]:
-            return check_items("auto_reset", "reset", reset(key, *arguments), ("state", "obs"))
+            made = reset(key) if shared is None else reset(key, shared)
+            return check_items("auto_reset", "reset", made, ("state", "obs"))
 
         return jax.vmap(new_episode)(jax.random.split(key, number))
 
