@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -19,7 +18,6 @@ from ._heads import Array
 from ._orthogonal import orthogonal
 
 Activation = Literal["tanh", "relu", "gelu", "elu", "silu"]
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {name: getattr(nn, name) for name in get_args(Activation)}
 
 
 def dense(features: int, gain: Any = 2**0.5) -> nn.Dense:
@@ -54,7 +52,7 @@ def mlp(x: Array, hidden: tuple[int, ...], activation: Activation = "tanh") -> A
     """
     check_hidden("mlp", hidden)
     for features in hidden:
-        x = ACTIVATIONS[activation](dense(features)(x))
+        x = getattr(nn, activation)(dense(features)(x))
     return x
 
 
