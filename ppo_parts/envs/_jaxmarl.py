@@ -166,7 +166,6 @@ class _Family(NamedTuple):
 
 
 FAMILIES = (
-    # In SMAX, dead units also receive the rewards of their team. If both sides are alive at the end, time is up.
     _Family(
         frozenset({"SMAX", "EnemySMAX"}),
         timed_out=lambda env, inner: jnp.logical_and(*_units_alive(env, inner)),
@@ -174,7 +173,6 @@ FAMILIES = (
         available=lambda env, inner: env.get_avail_actions(inner),
         won=lambda env, inner: jnp.greater(*_units_alive(env, inner)),
     ),
-    # Only a time limit ends these environments.
     _Family(
         frozenset({"SimpleMPE", "Overcooked", "OvercookedV2"}), timed_out=lambda env, inner: True, end_together=True
     ),

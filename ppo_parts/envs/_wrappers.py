@@ -21,7 +21,6 @@ def clip_action(env: Env) -> Env:
 
     In a `Dict` or `Tuple`, `clip_action`, `rescale_action` and `flatten_action` change only the boxes.
     """
-
     return _with_actions(env, clip_action, lambda space, low, high: space, jnp.clip)
 
 
