@@ -129,10 +129,11 @@ def is_tree(space: Any) -> bool:
     return hasattr(space, "spaces") and type(space).__name__ != "OneOf"  # Gymnasium's union of spaces
 
 
-def map_space(function: Callable[..., Any], space: Any, *trees: Any) -> Any:
+def map_space(function: Callable[..., Any], space: Any, *trees: Any, says: str = "expected") -> Any:
     """Map `function(space, *entries)` over the spaces in a tree; the result is a tree like an element of the space.
 
-    The entries come from the same place in other trees; they are None for a tree that is None or lacks the name.
+    The entries come from the same place in other trees; they are None for a tree that is None or lacks the name. `says`
+    begins the error about another kind of tree.
     """
     if not is_tree(space):
         return function(space, *trees)
@@ -142,9 +143,9 @@ def map_space(function: Callable[..., Any], space: Any, *trees: Any) -> Any:
     for tree in trees:
         fits = isinstance(tree, Mapping) if named else isinstance(tree, tuple | list) and len(tree) == len(keys)
         if tree is not None and not fits:
-            raise UserValueError(f"expected an element of {space}, got {tree!r:.200}: change what returns it")
+            raise UserValueError(f"{says} an element of {space}, got {tree!r:.200}: change what returns it")
         entries.append({} if tree is None else tree if named else dict(enumerate(tree)))
-    found = {key: map_space(function, space.spaces[key], *(each.get(key) for each in entries)) for key in keys}
+    found = {key: map_space(function, space.spaces[key], *(x.get(key) for x in entries), says=says) for key in keys}
     return found if named else tuple(found.values())
 
 
