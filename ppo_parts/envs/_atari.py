@@ -22,8 +22,7 @@ def make_ale(
     to 84 x 84 gray pixels, and the last `stack_num` results are stacked. A game begins with up to 29 no-ops. If it has
     the action FIRE, then FIRE and the action after it are played at the start of the game. With `episodic_life`, they
     are also played at the start of a life, and a lost life terminates an episode, whose return is still the game's.
-    `kwargs` are arguments of `ale_py.vector_env.AtariVectorEnv`, such as `repeat_action_probability`. To clip rewards,
-    use `clip_reward`.
+    `kwargs` are arguments of `ale_py.vector_env.AtariVectorEnv`, such as `repeat_action_probability`.
 
     Reference: Mnih et al. 2015, doi:10.1038/nature14236, Methods; Machado et al. 2018, arXiv:1709.06009; Huang et al.
     2022, The 37 Implementation Details of PPO, details 1 to 9 of Atari.

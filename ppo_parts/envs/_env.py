@@ -30,8 +30,7 @@ class Transition(NamedTuple):
         truncated: True where a time limit cut the episode.
         final_obs: the observation that actually followed, shaped like `obs`. It equals `obs` unless the step ended the
             episode (even if only for the learner, as a lost life in Atari may do).
-        episode_return: sum of the unscaled rewards of the episode up to this step, without the rewards of absent
-            agents.
+        episode_return: sum of the episode's unscaled rewards up to this step, without those of absent agents.
         episode_length: `[N]`, number of steps of the episode up to this step.
         mask: `[N, A]`, True where the agent took part in this step; None means everywhere.
         ended: `[N]`, True where the episode of all agents ended. With one agent, None means `terminated | truncated`.
@@ -139,8 +138,7 @@ class Env(NamedTuple):
         step: `step(key, state, action) -> (state, Transition)`.
         observation_space, action_space: spaces of one environment: `Discrete`, `MultiDiscrete`, `Box`, a `Dict` or
             `Tuple` of these, or any other object with the same attributes.
-        evaluation: `evaluation(state) -> Env`, the environment for evaluation, with statistics frozen as in `state` and
-            unscaled rewards.
+        evaluation: `evaluation(state) -> Env`, for evaluation, with the statistics of `state` and unscaled rewards.
         num_agents: A, if observations, rewards and ends have an agent axis; None means one agent without that axis.
         restart: `restart(key, state) -> (state, obs)` begins new episodes but keeps running statistics, for
             environments on the host, whose state cannot be saved. None means that every state can be continued.

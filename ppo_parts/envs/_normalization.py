@@ -39,8 +39,7 @@ def prepare(
 
     Args:
         env: the environment.
-        normalize: whether to apply `normalize_reward` and, if observations have anything to standardize,
-            `normalize_observation`.
+        normalize: whether to apply `normalize_reward` and, if it standardizes anything, `normalize_observation`.
         gamma: the learner's discount, for `normalize_reward`.
         rescale: whether to apply `rescale_action` instead of `clip_action`.
         per_agent: whether each agent has its own statistics; see `normalize_observation`.
@@ -84,8 +83,7 @@ def normalize_observation(env: Env, *, clip: float = 10.0, eps: float = 1e-8, pe
     r"""Normalize observations with running statistics: :math:`\mathrm{clip}((o-\mu)/\sqrt{\sigma^2+\epsilon}, \pm c)`.
 
     The statistics are part of the environment's state, and `evaluation` freezes them. Every observation enters them
-    before the policy acts on it. With several shards (see `rollout`), the statistics of the shards are merged at the
-    end of a rollout.
+    before the policy acts on it. The statistics of several shards are merged at the end of a `rollout`.
 
     A non-finite observation is passed on unchanged, so that the learner counts it, and the step does not enter the
     statistics of its shard. In an `Observation`, `obs` and `privileged` are standardized, except for discrete entries;

@@ -132,8 +132,8 @@ def is_tree(space: Any) -> bool:
 def map_space(function: Callable[..., Any], space: Any, *trees: Any, says: str = "expected") -> Any:
     """Map `function(space, *entries)` over the spaces in a tree; the result is a tree like an element of the space.
 
-    The entries come from the same place in other trees; they are None for a tree that is None or lacks the name. `says`
-    begins the error about another kind of tree.
+    The entries come from the same place in other trees, and are None where a tree is None or lacks the name; `says`
+    begins the error about a tree that does not fit.
     """
     if not is_tree(space):
         return function(space, *trees)

@@ -26,8 +26,7 @@ def recurrent(x: Array, carry: Any, reset: Array, cell: Cell = "lstm") -> tuple[
 
     Args:
         x: `[T, N, ..., H]`, the input.
-        carry: the state before the first step, as returned by `initial_carry`, `[N, ..., H]`, or two such arrays for
-            "lstm" and "lru".
+        carry: the state before the first step, `[N, ..., H]`, or two such arrays for "lstm" and "lru".
         reset: `[T, N, ...]`, True where the state is zeroed before a step.
         cell: "lstm", "gru", or a cell that is linear in its state, so that a GPU can compute all steps with a parallel
             scan. "mingru", :math:`h_t = (1 - z_t) h_{t-1} + z_t \tilde h_t`, can remember for many steps; only the

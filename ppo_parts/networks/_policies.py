@@ -78,8 +78,7 @@ def actor_critic(
         activation: activation of the hidden layers, "tanh", "relu", "gelu", "elu" or "silu".
         shared: whether actor and critic share all layers except their heads. Then `rollout(..., value_each_step=True)`
             keeps the value that is computed with each action.
-        memory: a cell of `recurrent` with `hidden[-1]` units after the shared layers; with `privileged`, only the actor
-            has one.
+        memory: a cell of `recurrent` with `hidden[-1]` units after the shared layers or, if `privileged`, the actor's.
         squash: whether to squash continuous actions into the box with tanh, or leave them unbounded
             (`envs.clip_action`).
         log_std: initial logarithm of the standard deviation of continuous actions.
