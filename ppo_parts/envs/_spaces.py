@@ -129,11 +129,10 @@ def is_tree(space: Any) -> bool:
     return hasattr(space, "spaces") and type(space).__name__ != "OneOf"  # Gymnasium's union of spaces
 
 
-def map_space(function: Callable[..., Any], space: Any, *trees: Any, says: str = "expected") -> Any:
+def map_space(function: Callable[..., Any], space: Any, *trees: Any) -> Any:
     """Map `function(space, *entries)` over the spaces in a tree; the result is a tree like an element of the space.
 
-    The entries come from the same place in other trees, and are None where a tree is None or lacks the name; `says`
-    begins the error about a tree that does not fit.
+    The entries come from the same place in other trees; they are None for a tree that is None or lacks the name.
     """
     if not is_tree(space):
         return function(space, *trees)
@@ -143,9 +142,9 @@ def map_space(function: Callable[..., Any], space: Any, *trees: Any, says: str =
     for tree in trees:
         fits = isinstance(tree, Mapping) if named else isinstance(tree, tuple | list) and len(tree) == len(keys)
         if tree is not None and not fits:
-            raise UserValueError(f"{says} an element of {space}, got {tree!r:.200}: change what returns it")
+            raise UserValueError(f"expected an element of {space}, got {tree!r:.200}: change what returns it")
         entries.append({} if tree is None else tree if named else dict(enumerate(tree)))
-    found = {key: map_space(function, space.spaces[key], *(x.get(key) for x in entries), says=says) for key in keys}
+    found = {key: map_space(function, space.spaces[key], *(each.get(key) for each in entries)) for key in keys}
     return found if named else tuple(found.values())
 
 

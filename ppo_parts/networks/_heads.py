@@ -100,9 +100,14 @@ def action_distribution(
     if isinstance(available, Mapping) and is_tree(space) and (unknown := available.keys() - {*space.spaces}):
         says = f"available has masks of {', '.join(map(repr, sorted(unknown)))}"
         raise UserValueError(f"action_distribution: {says}, which the action space, {space}, does not have")
+    if isinstance(available, (tuple, list)) and is_tree(space) and len(available) != len(space.spaces):
+        says = f"available has {len(available)} masks for the {len(space.spaces)} entries of {space}"
+        raise UserValueError(f"action_distribution: {says}: give None where all actions are available")
     if is_discrete(space) and (squash or features is not None):
         must = "squash must be False and features None, because the actions are discrete"
         raise UserValueError(f"action_distribution: {must}, {space}")
+    if is_tree(space) and hasattr(available, "shape"):
+        raise UserTypeError(f"action_distribution: available is one array, but needs one per entry of {space}")
     heads = _split(head, [action_size(each) for each in list_spaces(space)])
     log_stds = _split(log_std, [real_size(each) for each in list_spaces(space)])
 
@@ -126,7 +131,7 @@ def action_distribution(
             policy = distributions.StateDependentNormal(x, jax.lax.stop_gradient(features), jnp.exp(its_log_std))
         return distributions.TanhNormal(policy, each.low, each.high) if squash else policy
 
-    made = map_space(of_entry, space, available, says="action_distribution: available must be like")
+    made = map_space(of_entry, space, available)
     return distributions.Joint(made) if is_tree(space) else made
 
 
