@@ -69,13 +69,13 @@ class Transition(NamedTuple):
         for name, kind in FIELDS.items():
             x = getattr(self, name)
             if x is not None or not (name == "mask" or (name == "ended" and len(each) == 1)):
-                _check_field(name, x, kind, each[:1] if name in ("episode_length", "ended") else each)
+                check_field("Transition", name, x, kind, each[:1] if name in ("episode_length", "ended") else each)
         if not isinstance(self.info, Mapping):
             raise UserTypeError(f"Transition: info must be a dict of numbers by name, got {self.info!r}: leave it out")
         for name, x in self.info.items():
             if name in RESERVED_INFO:
                 raise UserValueError(f"Transition: info[{name!r}] has the name of a metric of every episode: rename it")
-            _check_field(f"info[{name!r}]", x, "numbers", each[:1])
+            check_field("Transition", f"info[{name!r}]", x, "numbers", each[:1])
 
 
 KINDS = {"floats": (np.floating,), "numbers": (np.floating, np.integer, np.bool_), "booleans": (np.bool_,)}
@@ -83,8 +83,8 @@ FIELDS = {"reward": "floats", "episode_return": "floats", "episode_length": "num
 FIELDS |= dict.fromkeys(("terminated", "truncated", "mask", "ended"), "booleans")
 
 
-def _check_field(name: str, x: Any, kind: str, shape: tuple[int, ...]) -> None:
-    """Raise unless a field of a `Transition` is an array of the given kind and shape."""
+def check_field(where: str, name: str, x: Any, kind: str, shape: tuple[int, ...]) -> None:
+    """Raise unless a field of a `Transition` or a `Step` is an array of the given kind and shape."""
     fits = hasattr(x, "dtype") and x.shape == shape
     if fits and any(jnp.issubdtype(x.dtype, dtype) for dtype in KINDS[kind]):
         return
@@ -92,7 +92,7 @@ def _check_field(name: str, x: Any, kind: str, shape: tuple[int, ...]) -> None:
     if name == "ended" and (x is None or jnp.ndim(x) > 1):
         remedy = ": where the episode of all agents ended, jnp.all(terminated | truncated, axis=1)"
     error = ShapeError if hasattr(x, "dtype") and not fits else UserTypeError
-    raise error(f"Transition: {name} must be {kind} of shape {shape}, got {shapes_of(x)}{remedy}")
+    raise error(f"{where}: {name} must be {kind} of shape {shape}, got {shapes_of(x)}{remedy}")
 
 
 RESERVED_INFO = ("return", "length", "episodes", "episode_return", "episode_length", "terminated", "truncated")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +14,9 @@ from .._base.batching import cond_any
 from .._base.checked import Count, checked
 from .._base.hyperparameters import check_takes
 from .._base.trees import are_alike, select, without_weak_types
-from ..errors import ShapeError, UserTypeError
+from ..errors import UserTypeError
 from ..functional._common import unsqueeze
-from ._env import Array, Env, Transition, as_observation, check_items, check_like
+from ._env import Array, Env, Transition, as_observation, check_field, check_items, check_like
 from ._rendering import as_frame
 from ._spaces import check_space, list_spaces
 
@@ -45,26 +45,6 @@ class EpisodeState(NamedTuple):
         out = Transition(reward=reward, episode_return=total, episode_length=length, **fields)
         total, length = select(over, jax.tree.map(jnp.zeros_like, (total, length)), (total, length))
         return EpisodeState(without_weak_types(inner), total, length, self.shared), out
-
-
-def _read_step(out: Any, each: tuple[int, ...]) -> Iterator[Any]:
-    """Yield reward, terminated, truncated and mask, with one number per environment or per agent."""
-    if not isinstance(out, Step):
-        raise UserTypeError(f"auto_reset: step must return envs.Step(...), got {type(out).__name__}")
-    for name, dtype in (("reward", jnp.float32), ("terminated", bool), ("truncated", bool), ("mask", bool)):
-        x = getattr(out, name)
-        if x is None and name == "truncated":
-            x = jnp.zeros(each, bool)
-        if x is None and name == "mask":
-            yield None
-            continue
-        if x is None or x.shape != each:
-            number = f"{each[1]} numbers, one for each agent," if each[1:] else "one number"
-            got = "None" if x is None else f"shape {x.shape[1:]}"
-            raise ShapeError(f"auto_reset: step must return {number} as {name}, got {got}")
-        if dtype is bool and x.dtype != bool:
-            raise UserTypeError(f"auto_reset: step must return {name} as bool, got {x.dtype}: return {name} > 0")
-        yield x.astype(dtype)
 
 
 class Step(NamedTuple):
@@ -188,16 +168,25 @@ def auto_reset(
 
     def step_one(key: Array, state: Any, action: Any) -> Step:
         out = step(key, state, action)
+        if not isinstance(out, Step):
+            raise UserTypeError(f"auto_reset: step must return envs.Step(...), got {type(out).__name__}")
         for path, x in jax.tree.leaves_with_path(out):
             if not hasattr(x, "dtype") and not isinstance(x, bool | int | float):
                 raise UserTypeError(f"auto_reset: step returned {x!r} as {jax.tree_util.keystr(path)}, not a number")
+        out = jax.tree.map(jnp.asarray, out)
+        if out.truncated is None:
+            out = out._replace(truncated=jnp.zeros(agents, bool))
+        check_field("auto_reset: step", "reward", out.reward, "numbers", agents)
+        for name in ("terminated", "truncated", "mask"):
+            if name != "mask" or out.mask is not None:
+                check_field("auto_reset: step", name, getattr(out, name), "booleans", agents)
         return out
 
     def step_all(key: Array, state: EpisodeState, action: Any) -> tuple[EpisodeState, Transition]:
         check_like("auto_reset: shared must stay like the one that auto_reset was given", state.shared, initial_shared)
         step_key, reset_key = jax.random.split(key)
         out = jax.vmap(step_one)(jax.random.split(step_key, state.episode_length.shape[0]), state.inner, action)
-        reward, terminated, truncated, mask = _read_step(out, state.episode_return.shape)
+        reward, terminated, truncated = out.reward.astype(jnp.float32), out.terminated, out.truncated
         if time_limit is not None:
             truncated |= unsqueeze(state.episode_length + 1 >= time_limit, truncated.ndim)
         truncated &= ~terminated
@@ -206,7 +195,7 @@ def auto_reset(
         operands = reset_key, ended, stepped, state.shared
         inner, obs = cond_any(ended, begin, lambda key, ended, old, shared: old, *operands)
         fields = {"obs": obs, "final_obs": stepped[1], "terminated": terminated, "truncated": truncated}
-        fields |= {"info": out.info, "mask": mask, "ended": ended if agents else None}
+        fields |= {"info": out.info, "mask": out.mask, "ended": ended if agents else None}
         return state.advance(inner, ended, reward, **fields)
 
     def render_first(state: EpisodeState) -> np.ndarray:
