@@ -141,7 +141,7 @@ def auto_reset(
     def new_episodes(key: Array, number: int, shared: Any) -> tuple[Any, ...]:
         def new_episode(key: Array) -> tuple[Any, ...]:
             made = reset(key) if shared is None else reset(key, shared)
-            return check_items("auto_reset", "reset", made, ("state", "obs"))
+            return without_weak_types(check_items("auto_reset", "reset", made, ("state", "obs")))
 
         return jax.vmap(new_episode)(jax.random.split(key, number))
 
@@ -157,7 +157,6 @@ def auto_reset(
         if reset_ratio > 1:  # ended episodes take the new ones in turn, and start over
             rows = (jnp.cumsum(ended) - 1) % number
             fresh = jax.tree.map(lambda x: x[rows], fresh)
-        fresh = without_weak_types(fresh)
         swapped = are_alike(fresh[::-1], old)
         remedy = ": reset returns (state, obs), in this order" if swapped else ""
         for name, of_reset, of_step in zip(("a state", "an observation"), fresh, old, strict=True):
@@ -173,7 +172,7 @@ def auto_reset(
         for path, x in jax.tree.leaves_with_path(out):
             if not hasattr(x, "dtype") and not isinstance(x, bool | int | float):
                 raise UserTypeError(f"auto_reset: step returned {x!r} as {jax.tree_util.keystr(path)}, not a number")
-        out = jax.tree.map(jnp.asarray, out)
+        out = without_weak_types(out)
         if out.truncated is None:
             out = out._replace(truncated=jnp.zeros(agents, bool))
         check_field("auto_reset: step", "reward", out.reward, "numbers", agents)
@@ -191,10 +190,9 @@ def auto_reset(
             truncated |= unsqueeze(state.episode_length + 1 >= time_limit, truncated.ndim)
         truncated &= ~terminated
         ended = jnp.all(terminated | truncated, axis=tuple(range(1, truncated.ndim)))
-        stepped = without_weak_types((out.state, out.obs))
-        operands = reset_key, ended, stepped, state.shared
+        operands = reset_key, ended, (out.state, out.obs), state.shared
         inner, obs = cond_any(ended, begin, lambda key, ended, old, shared: old, *operands)
-        fields = {"obs": obs, "final_obs": stepped[1], "terminated": terminated, "truncated": truncated}
+        fields = {"obs": obs, "final_obs": out.obs, "terminated": terminated, "truncated": truncated}
         fields |= {"info": out.info, "mask": out.mask, "ended": ended if agents else None}
         return state.advance(inner, ended, reward, **fields)
 
