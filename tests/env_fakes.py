@@ -1,6 +1,7 @@
 """Stand-ins for environment packages, with their interfaces: a walk that ends at 2 and is cut after five steps."""
 
 import sys
+from collections import namedtuple
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -85,12 +86,9 @@ class Craftax:
         return (state.x > 1.5) | (state.timestep >= params.max_timesteps)
 
 
-class Seen(NamedTuple):
-    """Jumanji's observations: named entries, one of which is the mask."""
-
-    place: jax.Array
-    time: jax.Array
-    action_mask: jax.Array
+Seen = namedtuple("Seen", "place time action_mask")  # Jumanji's observations
+# Pgx's state
+Board = namedtuple("Board", "current_player observation rewards terminated truncated legal_action_mask")
 
 
 class TimeStep(NamedTuple):
@@ -147,16 +145,6 @@ class XMiniGrid:
     def step(self, params, timestep, action):
         state, _, reward, terminated = moved(timestep.state, 2 * action - 1)
         return self.timestep(params, state, reward.astype(jnp.float32), terminated)
-
-
-@struct.dataclass
-class Board:
-    current_player: jax.Array
-    observation: jax.Array
-    rewards: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    legal_action_mask: jax.Array
 
 
 class Nim:

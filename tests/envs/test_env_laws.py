@@ -3,6 +3,7 @@
 tests/envs/test_envs.py plays those of gymnax, tests/envs/test_agents.py a stand-in of JaxMARL's.
 """
 
+import dataclasses
 import itertools
 import re
 from types import SimpleNamespace
@@ -325,19 +326,12 @@ test_what_breaks_a_law_is_refused = refused(
 )
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class Place:
     """A state without `==` and without a `repr` of its own."""
 
-    def __init__(self, x):
-        self.x = x
-
-    def tree_flatten(self):
-        return (self.x,), None
-
-    @classmethod
-    def tree_unflatten(cls, static, leaves):
-        return cls(*leaves)
+    x: jax.Array
 
 
 def test_a_state_may_be_any_pytree():
