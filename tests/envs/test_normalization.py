@@ -226,10 +226,8 @@ test_arguments_of_the_wrappers_are_checked = refused(
         for x in (np.zeros(3), np.zeros((5, 2, 3)), np.zeros((5, 4)))
     ),
     (lambda: envs.normalize_reward(ONE, gamma=0.9, clip=-1.0), r"clip must lie in \(0, inf\]"),
-    *(
-        (lambda f=f: f(ONE, eps=0.0), r"eps must lie in \(0, inf\], got 0")
-        for f in (envs.normalize_observation, functools.partial(envs.normalize_reward, gamma=0.9))
-    ),
+    (lambda: envs.normalize_observation(ONE, eps=0.0), r"eps must lie in \(0, inf\], got 0"),
+    (lambda: envs.normalize_reward(ONE, gamma=0.9, eps=0.0), r"eps must lie in \(0, inf\], got 0"),
     (lambda: envs.normalize_observation(ONE, per_agent=True), "per_agent=True needs an axis of agents"),
     (lambda: envs.normalize_reward(ONE, gamma=0.9, per_agent=True), "per_agent=True needs an axis of agents"),
     (lambda: envs.prepare(AGENTS, per_agent=True), "prepare: per_agent=True changes .* set normalize=True"),
