@@ -103,8 +103,9 @@ class StateDependentNormal(Normal):
         (*leading, size), shape = jnp.shape(loc) or (0,), jnp.shape(features)
         wide = (*shape, size)
         if shape[:-1] != tuple(leading) or jnp.shape(std) not in (wide, wide[-2:]) or not shape:
-            must, got = "loc must be [..., D], features [..., L] and std [L, D] or [..., L, D]", jnp.shape(std)
-            raise ShapeError(f"StateDependentNormal: {must}, got shapes {jnp.shape(loc)}, {shape} and {got}")
+            must = "loc must be [..., D], features [..., L] and std [L, D] or [..., L, D]"
+            shapes = f"{jnp.shape(loc)}, {shape} and {jnp.shape(std)}"
+            raise ShapeError(f"StateDependentNormal: {must}, got shapes {shapes}")
         check_sign("StateDependentNormal", "std", std, zero=True)
         dtype = accumulator_dtype(jnp.asarray(loc))
         squares = [jnp.square(jnp.asarray(x, dtype)) for x in (features, std)]
