@@ -71,7 +71,7 @@ class Metrics(Mapping[str, Array]):
         return len(self.names)
 
     def __repr__(self) -> str:
-        known = None if isinstance(self.array, jax.ShapeDtypeStruct) else known_values(self.array)
+        known = known_values(self.array) if hasattr(self.array, "__array__") else None
         if known is None or known.ndim > 1:
             return f"Metrics({', '.join(self.names)}; array={self.array!r})"
         return f"Metrics({', '.join(f'{name}={x:.4g}' for name, x in zip(self.names, known, strict=True))})"

@@ -163,7 +163,8 @@ def mask_logits(logits: Array, available: Array) -> Array:
 
     Args:
         logits: `[..., n]`; the result has this shape.
-        available: `[..., n]`, 1 (or True) where the option may be taken. Each row must have at least one such option.
+        available: `[..., n]`, 1 (or True) where the option may be taken, else 0. Each row must have at least one such
+            option. Where a traced array holds other numbers, such as the -inf of an additive mask, logits are NaN.
 
     Example:
         >>> policy = Categorical(mask_logits(jnp.zeros(4), jnp.array([1, 1, 0, 0])))
@@ -179,4 +180,7 @@ def mask_logits(logits: Array, available: Array) -> Array:
     check_flags("mask_logits", available=available)
     if (known := known_values(available)) is not None and not np.atleast_1d(known).astype(bool).any(axis=-1).all():
         raise UserValueError("must have an option in each row", where="mask_logits", argument="available")
-    return jnp.where(jnp.asarray(available).astype(bool), logits, jnp.finfo(jnp.result_type(logits)).min)
+    flags, lowest = jnp.asarray(available), jnp.finfo(jnp.result_type(logits)).min
+    if flags.dtype != bool:
+        lowest = jnp.where(flags == 0, lowest, jnp.nan)
+    return jnp.where(flags == 1, logits, lowest)

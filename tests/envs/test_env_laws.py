@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from gymnasium import spaces
 
 import ppo_parts as pp
 from ppo_parts import envs, testing
@@ -296,6 +297,12 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: stepping(obs=lambda x: x[None].astype(int)), r"an observation like that of reset, .*, got int32\[1\]"),
     (lambda: stepping(state=lambda x: (x, x)), r"a state like that of reset, float32\[\], got [^:]*$"),
     (lambda: resetting(still, lambda key: (jnp.zeros(1), 0.0)), r"reset must return \(state, obs\), in this order"),
+    (
+        lambda: envs.auto_reset(
+            lambda key: (0.0, jnp.zeros(1)), still, envs.Box((1,)), spaces.Dict(a=spaces.Discrete(2, start=1))
+        ),
+        r"auto_reset: action_space must start from 0, got Discrete\(2, start=1\): subtract its start",
+    ),
     (lambda: stepping(reward=lambda x: jnp.zeros(2)), r"step: reward must be numbers of shape \(\), got float32\[2\]"),
     (lambda: stepping(info=lambda x: {"a": "won"}), r"step returned 'won' as \.info\['a'\], not a number"),
     (lambda: stepping(reward=lambda x: None), r"step: reward must be numbers of shape \(\), got None"),
