@@ -51,29 +51,17 @@ GradientMetrics = Callable[[Any], Mapping[str, Array]]
 
 @dataclasses.dataclass(frozen=True)
 class PhaseLoop:
-    """The loop of one phase over the minibatches of one rollout.
-
-    Attributes:
-        phase: the sampler, the parts and the optimizer of the phase.
-        shared: the parts that all phases share.
-        recorded: the rollout before any part has run, with finite numbers in masked elements.
-        prepared: the rollout after the shared parts.
-        context: the step of the update, the policy, and the key of this phase.
-        policy: the policy as given to the learner, which may be `microbatched`.
-        gradient_metrics: function that returns metrics of the gradient.
-        policy_changed: whether the policy at the beginning of the phase may differ from the one that acted.
-        keep_finite: whether parts keep their last finite state, because the optimizer skips non-finite gradients.
-    """
+    """The loop of one phase over the minibatches of one rollout."""
 
     phase: Phase
-    shared: tuple[Part, ...]
-    recorded: Batch
-    prepared: Batch
-    context: Context
-    policy: Evaluate
+    shared: tuple[Part, ...]  # the parts that all phases share
+    recorded: Batch  # the rollout before any part has run, with finite numbers in masked elements
+    prepared: Batch  # the rollout after the shared parts
+    context: Context  # the step of the update, the policy, and the key of this phase
+    policy: Evaluate  # as given to the learner; it may be `microbatched`
     gradient_metrics: GradientMetrics
-    policy_changed: bool
-    keep_finite: bool
+    policy_changed: bool  # whether the policy at the beginning of the phase may differ from the one that acted
+    keep_finite: bool  # whether parts keep their last finite state, because the optimizer skips non-finite gradients
 
     def run(self, state: PhaseState) -> tuple[PhaseState, Metrics, Batch]:
         """Run all epochs, and also return the rollout that parts with `finish` receive."""

@@ -18,17 +18,11 @@ from .sampling import Sampler
 
 
 class Estimates(NamedTuple):
-    """The estimates of a policy for the rollout, each `[T, N]`; values of several streams have one more axis.
+    """The estimates of a policy for the rollout, each `[T, N]`; values of several streams have one more axis."""
 
-    Attributes:
-        value: V of each observation, or None without a critic.
-        next_value: V of the observation that followed, or None without a critic.
-        log_ratio: log pi - log pi_behavior of the recorded actions.
-    """
-
-    value: Array | None
-    next_value: Array | None
-    log_ratio: Array
+    value: Array | None  # V of each observation, or None without a critic
+    next_value: Array | None  # V of the observation that followed, or None without a critic
+    log_ratio: Array  # log pi - log pi_behavior of the recorded actions
 
     @staticmethod
     def recorded(batch: Batch) -> Estimates:
@@ -64,23 +58,14 @@ class Estimates(NamedTuple):
 
 
 class PhaseState(NamedTuple):
-    """Everything that changes from minibatch to minibatch of a phase.
-
-    Attributes:
-        params: the latest parameters.
-        opt_state: the state of the phase's optimizer.
-        before: the states of the parts before its sampler, first the shared ones and then its own.
-        after: the states of the parts after its sampler.
-        stopped: whether a part has stopped the phase.
-        estimates: the estimates from the latest evaluation of each step, or None unless the refresh updates them.
-    """
+    """Everything that changes from minibatch to minibatch of a phase."""
 
     params: Params
     opt_state: Any
-    before: tuple[Any, ...]
-    after: tuple[Any, ...]
-    stopped: Array
-    estimates: Estimates | None = None
+    before: tuple[Any, ...]  # the states of the parts before the sampler, first the shared ones and then its own
+    after: tuple[Any, ...]  # the states of the parts after the sampler
+    stopped: Array  # whether a part has stopped the phase
+    estimates: Estimates | None = None  # from the latest evaluation of each step; None unless the refresh updates them
 
 
 def check_and_amend(

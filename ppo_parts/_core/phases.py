@@ -25,22 +25,17 @@ from .wiring import find_sampler
 class Phase:
     """A sampler, the parts before and after it, the parameters that they train, and how often they run.
 
-    Attributes:
-        before, sampler, after: the parts of a chain.
-        trains: None for all parameters, names of entries of the parameter tree, a function `params -> mask`, or "own",
-            which `phases` replaces by the name of the phase.
-        every: the phase runs once every this many updates.
-        name: name of the phase, or "" if the pipeline has no phases.
-        optimizer: an optax transformation that accepts extra arguments; the learner sets it.
+    `trains` is None for all parameters, names of entries of the parameter tree, a function `params -> mask`, or "own",
+    which `phases` replaces by the name of the phase.
     """
 
     before: tuple[Part, ...]
     sampler: Sampler
     after: tuple[Part, ...]
     trains: Any = None
-    every: int = 1
-    name: str = ""
-    optimizer: Any = None
+    every: int = 1  # the phase runs once every this many updates
+    name: str = ""  # "" if the pipeline has no phases
+    optimizer: Any = None  # an optax transformation that accepts extra arguments; the learner sets it
 
     @property
     def parts(self) -> tuple[Part, ...]:

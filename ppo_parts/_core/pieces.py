@@ -27,23 +27,15 @@ class Pieces(NamedTuple):
     """A batch, cut into equal pieces along the last of its leading axes, and a network to evaluate on the pieces.
 
     `leaves` returns the leaves of an output, because a loop can carry them whatever the class of its distribution.
-
-    Attributes:
-        where: the beginning of error messages.
-        evaluate: `evaluate(params, piece) -> output`.
-        batch: the whole batch.
-        number: the number of pieces.
-        output: the shapes of the output for the whole batch. `join` uses its tree structure, because the structure of a
-            piece's output may contain the shape of a piece.
-        can_join: False if `join` raises an error.
+    `join` uses the tree structure of the whole output, because that of a piece may contain the shape of a piece.
     """
 
-    where: str
-    evaluate: Evaluate
-    batch: Batch
-    number: int
-    output: Output
-    can_join: bool
+    where: str  # the beginning of error messages
+    evaluate: Evaluate  # `evaluate(params, piece) -> output`
+    batch: Batch  # the whole batch
+    number: int  # the number of pieces
+    output: Output  # the shapes of the output for the whole batch
+    can_join: bool  # False if `join` raises an error
 
     def in_front(self) -> dict[str, Any]:
         """Return the fields of the batch with a new first axis of pieces, for a loop."""
