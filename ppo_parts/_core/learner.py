@@ -216,44 +216,23 @@ class _Learner:
             metrics.append(measured)
 
         context = context.replace(key=jax.random.fold_in(key, len(self.phases) + 1), params=params)
-        shared, states = self._finish(shared, states, prepared, rollouts, context, keep_finite)
-        pipeline = (shared, unname_states(states, self.phases))
-        result = LearnerState(params, unname_states(opt_states, self.phases), pipeline, state.step + 1)
-        return result, join_metrics(*metrics)
 
-    def _finish(
-        self,
-        shared: Any,
-        states: dict[str, Any],
-        prepared: Batch,
-        rollouts: dict[str, Batch],
-        context: Context,
-        keep_finite: bool,
-    ) -> tuple[Any, dict[str, Any]]:
-        """Return the states of all parts after `finish`, which sees the rollout under the updated policy."""
+        def finished(parts: tuple[Part, ...], rollout: Batch, index: int, states: Any) -> Any:
+            """Return the states after `finish`, for which the updated policy evaluates the rollout."""
+            if all(part.finish is None for part in parts):
+                return states
+            batch = rollout.replace(current=evaluate_current(self.evaluate, params, rollout))
+            new = finish(parts, batch, states, context.replace(key=jax.random.fold_in(context.key, index)))
+            return select_finite(new, states) if keep_finite else new
 
-        def run(parts: tuple[Part, ...], rollout: Batch, index: int, states: Any) -> Any:
-            finished = finish_parts(parts, rollout, context, index, states)
-            return select_finite(finished, states) if keep_finite else finished
-
-        finished = {}
         for index, phase in enumerate(self.phases):
             before, after = states[phase.name]
-            before = run(phase.before, prepared, 2 * index + 1, before)
-            run_after = functools.partial(run, phase.after, rollouts[phase.name], 2 * index + 2)
-            finished[phase.name] = before, phase.run_if_due(context.step, run_after, lambda states: states, after)
-        return run(self.shared, prepared, 0, shared), finished
-
-
-def finish_parts(parts: tuple[Part, ...], rollout: Batch, context: Context, index: int, states: Any) -> Any:
-    """Return the states of some parts after their `finish`, for which the updated policy evaluates the rollout.
-
-    Calls with the same context must have different values of `index`, so that the parts get different keys.
-    """
-    if all(part.finish is None for part in parts):
-        return states
-    batch = rollout.replace(current=evaluate_current(context.evaluate, context.params, rollout))
-    return finish(parts, batch, states, context.replace(key=jax.random.fold_in(context.key, index)))
+            before = finished(phase.before, prepared, 2 * index + 1, before)
+            run = functools.partial(finished, phase.after, rollouts[phase.name], 2 * index + 2)
+            states[phase.name] = before, phase.run_if_due(state.step, run, lambda states: states, after)
+        pipeline = finished(self.shared, prepared, 0, shared), unname_states(states, self.phases)
+        result = LearnerState(params, unname_states(opt_states, self.phases), pipeline, state.step + 1)
+        return result, join_metrics(*metrics)
 
 
 def _check_amended_once(shared: tuple[Part, ...], phases: Sequence[Phase]) -> None:
