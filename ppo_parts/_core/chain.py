@@ -17,9 +17,6 @@ from .batch import Batch, Params, field_at, kind, with_field_at
 from .part import Context, Divider, Part, read_numbers
 from .wiring import check_batch, check_order, explain_missing, find_sampler, list_reads
 
-AMEND = 2**29
-"""The number that is folded into a part's key for `amend`; `part_key` explains why it is large."""
-
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Chain(Part):
@@ -193,7 +190,7 @@ def amend(
     """Return the parameters and the optimizer state after each part has amended them."""
     for index, (part, old, new) in enumerate(zip(parts, old_state, new_state, strict=True)):
         if part.amend is not None:
-            key = jax.random.fold_in(part_key(context.key, index), AMEND)
+            key = jax.random.fold_in(part_key(context.key, index), 2**29)  # `part_key` explains why this is large
             own = context.replace(key=key, params=params)
             result = part.amend(params, opt_state, old, new, own)
             if not isinstance(result, tuple) or len(result) != 2:
