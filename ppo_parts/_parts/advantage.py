@@ -26,12 +26,7 @@ from .common import check_numbers, moments_of
 
 
 @checked
-def gae(
-    *,
-    gamma: Numeric,
-    gae_lambda: Numeric,
-    mask_mode: functional.MaskMode = "cut",
-) -> Part:
+def gae(*, gamma: Numeric, gae_lambda: Numeric, mask_mode: functional.MaskMode = "cut") -> Part:
     """Write `advantage` and `target` with generalized advantage estimation, `functional.gae`.
 
     Before the sampler, it reads the rollout's values and adds the metric `explained_variance`. After a sampler that

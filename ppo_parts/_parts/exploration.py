@@ -34,12 +34,7 @@ class RNDState(NamedTuple):
 
 @checked
 def rnd_reward(
-    init: Callable[[Array], Any],
-    embed: Embed,
-    *,
-    num_envs: Count,
-    gamma: Numeric = 0.99,
-    predictor: str = "predictor",
+    init: Callable[[Array], Any], embed: Embed, *, num_envs: Count, gamma: Numeric = 0.99, predictor: str = "predictor"
 ) -> Part:
     r"""Write a reward for observations that a network cannot yet predict: random network distillation (RND).
 

@@ -157,11 +157,7 @@ def _current_where_masked(other: Any, current: Any, mask: Array | None) -> Any:
 
 @checked
 def adaptive_entropy_bonus(
-    *,
-    target_entropy: Numeric,
-    learning_rate: Numeric,
-    coef: float | Array = 0.01,
-    name: str = "entropy",
+    *, target_entropy: Numeric, learning_rate: Numeric, coef: float | Array = 0.01, name: str = "entropy"
 ) -> Part:
     r"""Add an entropy bonus whose coefficient :math:`\alpha` adapts to keep the entropy near a target.
 

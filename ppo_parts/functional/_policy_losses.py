@@ -226,12 +226,7 @@ def mirror_descent_surrogate(
 
 @array_function(raw=True, also=lambda where, values: check_order(where, values, "low", "high"))
 def importance_sampling_weight(
-    log_ratio: Floats,
-    *,
-    high: Number,
-    low: Number = 0.0,
-    mode: CorrectionMode = "truncate",
-    mask: Array | None = None,
+    log_ratio: Floats, *, high: Number, low: Number = 0.0, mode: CorrectionMode = "truncate", mask: Array | None = None
 ) -> Array:
     r"""Compute a bounded importance weight per element. Gradients are stopped.
 

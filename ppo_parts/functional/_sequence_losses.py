@@ -67,12 +67,7 @@ def cispo(
 
 @array_function()
 def sapo(
-    log_ratio: Floats,
-    advantage: Fixed,
-    *,
-    tau: Number = 1.0,
-    tau_negative: Number = 1.05,
-    mask: Array | None = None,
+    log_ratio: Floats, advantage: Fixed, *, tau: Number = 1.0, tau_negative: Number = 1.05, mask: Array | None = None
 ) -> Array:
     r"""Compute a policy loss with a soft gate in place of the clip. Gradients flow to `log_ratio` only.
 

@@ -38,12 +38,7 @@ def masked_mean(x: Array, mask: Array | None = None, axis: Axes = None) -> Array
 
 @array_function(also=check_axes)
 def advantage_normalize(
-    advantage: Floats,
-    *,
-    axis: Axes = None,
-    ddof: Ddof = 0,
-    eps: Single = 1e-8,
-    mask: Array | None = None,
+    advantage: Floats, *, axis: Axes = None, ddof: Ddof = 0, eps: Single = 1e-8, mask: Array | None = None
 ) -> Array:
     r"""Subtract the mean and divide by the standard deviation. Gradients also flow through both statistics.
 
