@@ -20,16 +20,12 @@ from ..functional._common import check_same_shape
 
 
 def wrap_part(
-    part: Part,
-    name: str,
-    inner: Callable[[Batch], Batch],
-    outer: Callable[[Batch, Batch, Batch], Batch],
-    *,
-    requires: tuple[str, ...],
-    provides: tuple[str, ...],
-    reads: tuple[str, ...] | None,
+    part: Part, name: str, inner: Callable[[Batch], Batch], outer: Callable[[Batch, Batch, Batch], Batch], **fields: Any
 ) -> Part:
-    """Make a part that runs another part on `inner(batch)` and returns `outer(batch, inner(batch), result)`."""
+    """Make a part that runs another part on `inner(batch)` and returns `outer(batch, inner(batch), result)`.
+
+    It declares `requires`, `provides` and `reads` as `fields`, and anything else as the other part does.
+    """
 
     def init(params: Params, key: Array | None = None) -> Any:
         return part.init(params, inner_key(part, key))
@@ -48,8 +44,8 @@ def wrap_part(
 
     finished = None if part.finish is None else finish
     return Part(
-        init, update, name, requires, provides, reads, part.place, part.needs_time, part.amend, finished,
-        policy_loss=part.policy_loss, elementwise=part.elementwise,
+        init, update, name, place=part.place, needs_time=part.needs_time, amend=part.amend, finish=finished,
+        policy_loss=part.policy_loss, elementwise=part.elementwise, **fields,
     )  # fmt: skip
 
 
