@@ -11,17 +11,7 @@ from .checked import checked
 
 @checked
 def require_package(name: str, extra: str) -> Any:
-    """Import a module of an optional package.
-
-    Args:
-        name: the module, for example "orbax.checkpoint".
-        extra: the extra of `ppo_parts` that installs its package.
-
-    Returns:
-        The module.
-
-    Raises:
-        MissingPackage: if it, or something that it imports, is not installed.
+    """Import a module, such as "orbax.checkpoint", of a package that an extra of `ppo_parts` installs.
 
     Example:
         >>> require_package("absent", "envs")

@@ -93,9 +93,6 @@ def axis_sharding(where: str, mesh: jax.sharding.Mesh, shards: int) -> Callable[
     """Return `sharding(axis)`, which divides an axis of an array over all devices of a mesh; None replicates it.
 
     The axes of the mesh become automatic, so that no function needs to state the shardings of its results.
-
-    Raises:
-        ValueError: if the number of devices does not divide the number of shards.
     """
     if shards % mesh.size:
         raise UserValueError(

@@ -139,13 +139,9 @@ def declarable() -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Divider(Part):
-    """Base class of parts that divide a chain into parts that see the rollout and parts that see minibatches.
+    """Base class of parts that divide a chain into parts that see the rollout and parts that see minibatches."""
 
-    Attributes:
-        cuts_time: whether the minibatches have no time axis.
-    """
-
-    cuts_time: bool = False
+    cuts_time: bool = False  # whether the minibatches have no time axis
 
 
 def no_state(params: Params, key: Array | None = None) -> PartState:

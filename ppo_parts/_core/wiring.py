@@ -97,9 +97,7 @@ def _check_side(part: Part, side: int, sampler: Any) -> None:
 def check_every_write_has_an_effect(shared: Sequence[Part], tails: Iterable[Sequence[Part]]) -> None:
     """Raise if a part writes a field that no part reads, or changes a field after the losses that should use it.
 
-    Args:
-        shared: the parts that all phases share.
-        tails: the parts of each phase.
+    `shared` are the parts that all phases share, `tails` those of each phase.
     """
     tails = [tuple(tail) for tail in tails]
     for index, part in enumerate(shared):
