@@ -53,10 +53,7 @@ def apply_policy(
         )
 
     def first(x: Array) -> Array:
-        """Drop the time axis, unless an array has none, such as a standard deviation `[D]` that all elements share.
-
-        If the first axis has size 1, it is the time axis or broadcasts against it.
-        """
+        """Drop the time axis, or what broadcasts against it; a standard deviation `[D]` for all elements has none."""
         return x[0] if jnp.shape(x)[:1] == (1,) else x
 
     return output._replace(**jax.tree.map(first, {x: getattr(output, x) for x in ("distribution", "value", "aux")}))

@@ -64,9 +64,6 @@ def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransforma
     """
     learning_rate = check_number("scale_by_update_schedule", "learning_rate", learning_rate)
 
-    def init(params: Any) -> optax.EmptyState:
-        return optax.EmptyState()
-
     def update(updates: Any, state: Any, params: Any = None, *, step: Any = None, **extra: Any) -> tuple[Any, Any]:
         if step is None:
             raise UserValueError(
@@ -75,7 +72,7 @@ def scale_by_update_schedule(learning_rate: Numeric) -> optax.GradientTransforma
             )
         return _scaled(updates, value_at(learning_rate, step)), state
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 class KLAdaptiveRateState(NamedTuple):
