@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._base.checked import checked
-from .._base.hyperparameters import check_count, check_takes
+from .._base.checked import Count, checked
+from .._base.hyperparameters import check_takes
 from .._base.trees import on_automatic_mesh
 from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional._common import nan_where, unsqueeze
@@ -148,8 +148,8 @@ def sampler(
     plan: Plan,
     draw: Draw,
     *,
-    num_epochs: int = 1,
-    num_minibatches: int,
+    num_epochs: Count = 1,
+    num_minibatches: Count,
     axis: Axis,
     refresh: Refresh = "rollout",
     weighted: bool = False,
@@ -197,8 +197,6 @@ def sampler(
 
 def sampler_of_shards(name: str, plan: Plan, draw: Draw, *, weighted: bool = False, **settings: Any) -> Part:
     """Make a sampler whose `plan` and `draw` receive the whole rollout, with all its shards; see `Sampler`."""
-    for argument in ("num_minibatches", "num_epochs"):
-        check_count(name, argument, settings[argument])
 
     def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
         # If a sampler runs as a plain part, it draws the first minibatch of the first epoch.

@@ -22,7 +22,7 @@ from .common import check_numbers, is_zero
 
 
 @checked
-def shuffled_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
+def shuffled_minibatches(num_minibatches: Count, num_epochs: Count = 1, *, refresh: Refresh = "rollout") -> Part:
     """Draw minibatches `[M]`, M = T*N/num_minibatches; each epoch uses every step exactly once, in a new random order.
 
     The minibatches have no time axis, so recurrent policies and parts that work along time need `segment_minibatches`.
@@ -46,7 +46,7 @@ def shuffled_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: 
 
 
 @checked
-def segment_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
+def segment_minibatches(num_minibatches: Count, num_epochs: Count = 1, *, refresh: Refresh = "rollout") -> Part:
     """Draw minibatches `[T, M]` of segments (such as environments), each once per epoch, in random order.
 
     Use this sampler for recurrent policies, and if parts that work along time, such as `vtrace`, follow it.
@@ -66,7 +66,7 @@ def segment_minibatches(num_minibatches: int, num_epochs: int = 1, *, refresh: R
 
 
 @checked
-def full_batch(num_epochs: int = 1, *, refresh: Refresh = "rollout") -> Part:
+def full_batch(num_epochs: Count = 1, *, refresh: Refresh = "rollout") -> Part:
     """Use the whole rollout as one minibatch `[T, N]`, `num_epochs` times, without copying or shuffling.
 
     Args:
@@ -155,8 +155,8 @@ def _check_indices(indices: Any, weights: Any) -> Any:
 
 @checked
 def prioritized_sampler(
-    num_minibatches: int,
-    num_epochs: int = 1,
+    num_minibatches: Count,
+    num_epochs: Count = 1,
     *,
     alpha: Numeric,
     beta: Numeric,
@@ -236,7 +236,7 @@ def _steps_of_segments(x: Array) -> Array:
 
 @checked
 def time_chunks(
-    num_minibatches: int, num_epochs: int = 1, *, length: Count, burn_in: int = 0, refresh: Refresh = "rollout"
+    num_minibatches: Count, num_epochs: Count = 1, *, length: Count, burn_in: int = 0, refresh: Refresh = "rollout"
 ) -> Part:
     """Draw minibatches `[burn_in + length, M]` of pieces of `length` steps; each epoch uses every step once.
 
