@@ -243,7 +243,7 @@ def clip_cov(
     cov, keep = _covariance(advantage, log_prob, mask)
     below, above = outside_clip_range(jax.lax.stop_gradient(log_ratio), clip_eps, clip_eps_high)
     eligible = keep & ~jnp.where(advantage < 0, below, above) & (cov > cov_low) & (cov < cov_high)
-    drawn = _foremost(jax.random.uniform(key, cov.shape), eligible, _share(fraction, keep))
+    drawn = _foremost(jax.random.uniform(key, cov.shape), eligible, fraction, keep)
     left = jnp.where(drawn, 0, log_ratio)  # where an infinite loss is dropped, its gradient would be NaN
     loss = clipped_surrogate(left, advantage, clip_eps=clip_eps, clip_eps_high=clip_eps_high)
     return jnp.where(drawn, 0, loss)
@@ -280,7 +280,7 @@ def kl_cov(
     Reference: Cui et al. 2025, The Entropy Mechanism of Reinforcement Learning, arXiv:2505.22617, KL-Cov.
     """
     cov, keep = _covariance(advantage, log_prob, mask)
-    chosen = _foremost(cov, keep, _share(fraction, keep))
+    chosen = _foremost(cov, keep, fraction, keep)
     loss = importance_weighted_surrogate(log_ratio, advantage)
     return loss + jnp.where(chosen, coef * jnp.abs(log_ratio), 0)
 
@@ -291,15 +291,11 @@ def _covariance(advantage: Array, log_prob: Array, mask: Array | None) -> tuple[
     return cov, boolean_mask(mask, cov)
 
 
-def _share(fraction: Any, keep: Array) -> Array:
-    """Return the number of tokens in a fraction of the unmasked ones, at least 1."""
-    return jnp.maximum(jnp.floor(fraction * jnp.sum(keep)), 1)
-
-
-def _foremost(score: Array, eligible: Array, number: Array) -> Array:
-    """Mark the eligible elements with the highest scores, at most `number` of them."""
+def _foremost(score: Array, eligible: Array, fraction: Any, keep: Array) -> Array:
+    """Mark the eligible tokens with the highest scores, at most a fraction of the unmasked ones, or 1 of them."""
     order = jnp.argsort(jnp.where(eligible, -score, jnp.inf).ravel())
     rank = jnp.argsort(order)  # the inverse of a permutation
+    number = jnp.maximum(jnp.floor(fraction * jnp.sum(keep)), 1)
     return (rank < number).reshape(score.shape) & eligible
 
 
