@@ -106,8 +106,6 @@ def join_metrics(*groups: Metrics) -> Metrics:
                 "after it, gradient_metrics and the learner itself; give one of them another name, or put the part "
                 "into within(part, name=...)"
             )
-    if len(groups) == 1:
-        return groups[0]
     dtype = jnp.result_type(*(group.array for group in groups))
     values = jnp.concatenate([group.array.astype(dtype) for group in groups], axis=-1)
     return Metrics(values, names, tuple(way for group in groups for way in group.reductions))

@@ -28,8 +28,7 @@ class Estimates(NamedTuple):
     def recorded(batch: Batch) -> Estimates:
         """Return the estimates of the behavior policy, as recorded in the rollout."""
         log_ratio = jnp.zeros_like(batch.log_prob) if batch.log_ratio is None else batch.log_ratio
-        log_ratio = log_ratio.astype(batch.log_prob.dtype)
-        return Estimates(batch.value, batch.next_value, log_ratio)
+        return Estimates.of(batch, None, log_ratio)
 
     @staticmethod
     def evaluated(evaluate: Evaluate, params: Params, batch: Batch) -> Estimates:
