@@ -72,10 +72,8 @@ def learner(
     default the mean). The learner adds `loss`, `grad_norm` (before the optimizer), `minibatches` (the gradient steps
     that neither a part discarded nor the optimizer skipped), `epochs` (those begun) and, if the chain can stop,
     `early_stopped` (1 if a part has asked to stop, even after the last minibatch). The metrics `nonfinite/...` count
-    invalid numbers by origin: unmasked elements of the rollout's `reward`, `log_prob`, `value` and `next_value` that
-    are not finite, of `mask`, `truncated` and `reset` that are not 0 or 1, and of `terminated` outside [0, 1]; traced
-    or scheduled hyperparameters of parts that are out of range; non-finite elements of the minibatches' `advantage`;
-    and minibatches whose loss or `gradient` is not finite; see `nonfinite_report`.
+    invalid numbers by origin: unmasked elements that are not finite, flags and traced or scheduled hyperparameters out
+    of range, and minibatches whose loss or `gradient` is not finite; see `nonfinite_report` and docs/metrics.md.
 
     To skip non-finite gradients, wrap the optimizer in `optax.apply_if_finite`. A skipped step leaves the states of the
     parts after the sampler unchanged; the parts before it, and the `finish` of a part, keep the last finite state.
