@@ -19,6 +19,7 @@ from .phase_state import PhaseState
 from .phases import Phase
 from .pieces import Microbatched, cut
 from .policy import evaluate_current
+from .wiring import list_reads
 
 Aux = tuple[Batch, tuple[Any, ...]]
 """What a minibatch yields besides its loss: the states of the parts after the sampler, and a batch with the metrics,
@@ -147,13 +148,11 @@ def _depends(f: Callable[[Params], Any], params: Params) -> bool:
 
 def _first_of_current(parts: Sequence[Part]) -> int:
     """Return the index of the first part that may read `current` or add a loss."""
-
-    def needs_gradient(part: Part) -> bool:
-        if part.reads is None or "losses" in part.provides:  # a loss may depend only on parameters
-            return True
-        return any(field.startswith("current") for field in (*part.requires, *part.reads))
-
-    return [*map(needs_gradient, parts), True].index(True)
+    for index, part in enumerate(parts):
+        unknown = part.reads is None or "losses" in part.provides  # a loss may depend only on parameters
+        if unknown or any(field.startswith("current") for field in list_reads(part)):
+            return index
+    return len(parts)
 
 
 def record_tangent(x: Array, traced: list[Array]) -> Array:
