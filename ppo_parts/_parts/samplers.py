@@ -79,14 +79,10 @@ def full_batch(num_epochs: Count = 1, *, refresh: Refresh = "rollout") -> Part:
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, algorithm 1, with M = NT.
     """
-
-    def plan(key: Array, batch: Batch, epoch: Array | int) -> Array:
-        return jnp.zeros((1,), jnp.int32)
-
-    def draw(item: Array, batch: Batch, context: Context) -> tuple[None, None]:
-        return None, None
-
-    return sampler("full_batch", plan, draw, axis="segment", num_epochs=num_epochs, num_minibatches=1, refresh=refresh)
+    return sampler(
+        "full_batch", lambda key, batch, epoch: jnp.zeros((1,), jnp.int32), lambda item, batch, context: (None, None),
+        axis="segment", num_epochs=num_epochs, num_minibatches=1, refresh=refresh,
+    )  # fmt: skip
 
 
 @checked
@@ -125,13 +121,10 @@ def given_indices(
         given = None if weights is None else jnp.asarray(weights, batch.log_prob.dtype).reshape(table.shape)
         return jax.tree.map(lambda x: x[epoch], (jnp.asarray(table, jnp.int32), given))
 
-    def draw(item: Any, batch: Batch, context: Context) -> tuple[Array, Array | None]:
-        return item
-
     epochs, minibatches = table.shape[:2]
     return sampler_of_shards(
-        "given_indices", plan, draw, axis=axis, num_epochs=epochs, num_minibatches=minibatches, refresh=refresh,
-        weighted=weights is not None,
+        "given_indices", plan, lambda item, batch, context: item, axis=axis, num_epochs=epochs,
+        num_minibatches=minibatches, refresh=refresh, weighted=weights is not None,
     )  # fmt: skip
 
 
@@ -295,12 +288,10 @@ def _shuffled(where: str, axis: Axis, num_minibatches: int, num_epochs: int, ref
         _divided(where, num_minibatches, size, "steps T*N" if axis == "step" else "segments N")
         return functional.permutation(key, size).reshape(num_minibatches, -1)
 
-    def draw(item: Array, batch: Batch, context: Context) -> tuple[Array, None]:
-        return item, None
-
     return sampler(
-        where, plan, draw, axis=axis, num_epochs=num_epochs, num_minibatches=num_minibatches, refresh=refresh
-    )
+        where, plan, lambda item, batch, context: (item, None), axis=axis, num_epochs=num_epochs,
+        num_minibatches=num_minibatches, refresh=refresh,
+    )  # fmt: skip
 
 
 def _number_of(axis: Axis, batch: Batch) -> int:
