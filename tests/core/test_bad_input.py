@@ -232,7 +232,7 @@ VALUE_ERRORS = {
         lambda: given(shards=3).sharding(SimpleNamespace(size=2, axis_names=("d",))),
     # policies, rollouts and batches
     "value_loss: the policy returns no value": ({"evaluate": without_critic},),
-    "gae: the policy has no value": (FULL, GAE, SURROGATE, {"evaluate": without_critic}),
+    "gae: the policy returns no value": (FULL, GAE, SURROGATE, {"evaluate": without_critic}),
     "gae: batch.value is missing ... give the policy a critic ... group_advantage()":
         (GAE, FULL, SURROGATE, given(value=None, next_value=None)),
     "rollout: the policy has logits for 3 actions, but the environment has 2":
