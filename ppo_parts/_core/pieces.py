@@ -77,21 +77,17 @@ def side_by_side(pieces: Pieces, params: Params) -> Output:
 
 
 def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
-    """Compute `evaluate(params, batch)`, in blocks of shards side by side if the policy is recurrent."""
-    blocks = _count_blocks(batch.shards)
+    """Compute `evaluate(params, batch)`, in blocks of shards side by side if the policy is recurrent.
+
+    There are as few blocks of neighboring shards as any mesh can divide, because each needs a separate gradient in
+    every iteration of a network's loop. The number of devices that hold the data is not known while a program is
+    traced, but it divides the number of shards and is at most `jax.device_count()`.
+    """
+    blocks = math.lcm(*(number for number in range(1, jax.device_count() + 1) if batch.shards % number == 0))
     if blocks == 1 or batch.log_prob is None or not jax.tree.leaves(batch.carry):
         return evaluate_policy(evaluate, params, batch)
     where = "learner: for a recurrent policy and several shards"
     return side_by_side(cut(where, evaluate, params, batch, blocks), params)
-
-
-def _count_blocks(shards: int) -> int:
-    """Return the smallest number of blocks of neighboring shards that any mesh can divide.
-
-    The number of devices that hold the data is not known while a program is traced, but it divides the number of shards
-    and is at most `jax.device_count()`. Each block needs a separate gradient in every iteration of a network's loop.
-    """
-    return math.lcm(*(number for number in range(1, jax.device_count() + 1) if shards % number == 0))
 
 
 def cut(where: str, evaluate: Evaluate, params: Params, batch: Batch, number: int) -> Pieces:
