@@ -72,17 +72,10 @@ def check_and_amend(
 ) -> tuple[tuple[Any, ...], Params, Any]:
     """Check the results of the parts before a sampler; return their states and what they amended.
 
-    With `keep_finite`, a part keeps its last finite state.
+    They must keep the kinds of their states, add no loss, request no stop, and leave fields of one size. With
+    `keep_finite`, a part keeps its last finite state.
     """
     check_states("update", parts, old, new)
-    check_before_sampler(parts, batch)
-    if keep_finite:
-        new = select_finite(new, old)
-    return new, *amend(parts, context.params, opt_state, old, new, context)
-
-
-def check_before_sampler(parts: tuple[Part, ...], batch: Batch) -> None:
-    """Raise if parts before the sampler added a loss, requested a stop, or left fields of different sizes."""
     names = ", ".join(part.name for part in parts)
     if batch.losses:
         raise UserValueError(
@@ -96,6 +89,9 @@ def check_before_sampler(parts: tuple[Part, ...], batch: Batch) -> None:
         )
     if parts:  # samplers would draw wrong elements if a field's size had changed
         check_axes(f"learner, after {names}", batch)
+    if keep_finite:
+        new = select_finite(new, old)
+    return new, *amend(parts, context.params, opt_state, old, new, context)
 
 
 def select_finite(new: tuple[Any, ...], old: tuple[Any, ...]) -> tuple[Any, ...]:
