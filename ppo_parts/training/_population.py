@@ -82,9 +82,6 @@ class Population(Train):
         none = jnp.zeros(self.members)
         return PopulationState(key, members, hyperparameters, none, none, jnp.full(self.members, jnp.nan))
 
-    def restart_host_envs(self, state: Any) -> Any:
-        return state._replace(members=jax.vmap(super().restart_host_envs)(state.members))
-
     def sharding(self, mesh: jax.sharding.Mesh) -> Any:
         if self.members % mesh.size:
             says = f"must be a multiple of the {mesh.size} devices"
