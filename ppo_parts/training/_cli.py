@@ -18,21 +18,12 @@ from .._base.extras import require_package
 from ..errors import UserError, UserTypeError, UserValueError
 from ..functional._arguments import check_as, is_whole
 from ..functional._common import Range
+from . import _stored
 from ._config import RunOptions, check_config, check_name, format_finite, read_declared
 from ._processes import initialize, logger, print_messages
 from ._program import count_devices, keep_compiled_programs
 from ._run import run as run_on_host
 from ._search import sweep
-from ._stored import (
-    check_recipe,
-    check_trusted,
-    find_config_type,
-    name_recipe,
-    read_config,
-    read_options,
-    recipe,
-    restore_config,
-)
 from ._train import Train
 
 
@@ -60,7 +51,7 @@ def main(
     """
     if not isinstance(presets, Mapping) or not presets or not all(map(dataclasses.is_dataclass, presets.values())):
         raise UserTypeError(f"must map names to configurations, got {presets!r}", where="main", argument="presets")
-    find_config_type(make_train)  # raises if the run could not be loaded later
+    _stored.find_config_type(make_train)  # raises if the run could not be loaded later
     hints = {**get_type_hints(RunOptions), **get_type_hints(type(next(iter(presets.values()))))}
     with exit_on_user_error(hints), print_messages():
         words = list(sys.argv[1:] if argv is None else argv)
@@ -73,7 +64,7 @@ def main(
         known, module = _parse_first(words, prog), getattr(make_train, "func", make_train).__module__
         about = sys.modules[module].__doc__ or "Train a policy."
         if known.resume is not None and run is run_on_host:  # before its environment is made
-            check_recipe(read_config(Path(known.resume)), name_recipe(make_train))
+            _stored.check_recipe(_stored.read_config(Path(known.resume)), _stored.name_recipe(make_train))
         given = _parse_all(_choose_defaults(known, presets), tuple(presets), words, prog, about)
         config, options = given.settings, given.run
         check_config(config)
@@ -91,7 +82,7 @@ def main(
             if run is not run_on_host:
                 raise UserValueError("--sweep does not call the run function of this recipe: leave --sweep out")
             return _sweep(make_train, config, options, given.sweep)
-        result = run(recipe(make_train)(config), config, options)
+        result = run(_stored.recipe(make_train)(config), config, options)
     number = getattr(signal, result.get("interrupted_by", ""), None)
     if number is not None:
         raise SystemExit(128 + number)
@@ -211,9 +202,9 @@ def _choose_defaults(known: argparse.Namespace, presets: Mapping[str, Any]) -> A
         raise UserValueError(
             f"--preset {preset} is for new runs, and {flag} takes the settings of {before}: leave one of them out"
         )
-    stored = read_config(Path(before))
-    check_trusted(stored, Path(before), known.trust or known.env_id is not None, recipe=False)
-    return Arguments(restore_config(type(presets[preset]), stored), read_options(stored), preset)
+    stored = _stored.read_config(Path(before))
+    _stored.check_trusted(stored, Path(before), known.trust or known.env_id is not None, recipe=False)
+    return Arguments(_stored.restore_config(type(presets[preset]), stored), _stored.read_options(stored), preset)
 
 
 def _parse_all(
