@@ -201,19 +201,18 @@ class RunOptions:
     progress: Annotated[bool, "show a progress bar if the output is a terminal"] = True
 
 
+def refuse(option: str, message: str) -> NoReturn:
+    raise UserValueError(message, where="run", argument=option)
+
+
 def check_name(name: str | None) -> None:
     path = Path("run" if name is None else name)
     if path.is_absolute() or not path.parts or ".." in path.parts:
-        says = f"must name a folder inside directory, got {name!r}: give the path before it as directory"
-        raise UserValueError(says, where="run", argument="name")
+        refuse("name", f"must name a folder inside directory, got {name!r}: give the path before it as directory")
 
 
 def validate(options: RunOptions, train: Train) -> None:
     """Raise if options are out of range, or conflict with each other or with the run."""
-
-    def refuse(name: str, message: str) -> NoReturn:
-        raise UserValueError(message, where="run", argument=name)
-
     check_config(options, where="run")
     check_name(options.name)
     name, resume, directory = options.name, options.resume, options.directory

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from .._base.extras import require_package
 from .._core.metrics import Metrics
 from ..envs import host_errors
-from ..errors import UserValueError
-from ._config import RunOptions
+from ._config import RunOptions, refuse
 from ._evaluate import compute_metrics
 from ._processes import logger, take_largest
 from ._train import Train, make_keys, vmap_over_seeds
@@ -167,12 +166,12 @@ def make_mesh(train: Train, options: RunOptions) -> tuple[Mesh | None, Any]:
     if number == 1 and jax.process_count() == 1:
         return None, None
     if train.on_host:
-        _refuse_devices(f"must be 1 for environments on the host, got {number}: leave it out")
+        refuse("num_devices", f"must be 1 for environments on the host, got {number}: leave it out")
     mesh = Mesh(np.array(jax.devices()[:number]), (AXIS,))
     if options.num_seeds == 1:
         return mesh, train.sharding(mesh)
     if options.num_seeds % number:
-        _refuse_devices(f"must divide the {options.num_seeds} seeds, got {number}")
+        refuse("num_devices", f"must divide the {options.num_seeds} seeds, got {number}")
     return mesh, NamedSharding(mesh, SEEDS)
 
 
@@ -182,11 +181,7 @@ def count_devices(options: RunOptions) -> int:
     number = options.num_devices or (there if processes > 1 else 1)
     if number > there:
         simulated = f"XLA_FLAGS=--xla_force_host_platform_device_count={number} simulates them on a CPU"
-        _refuse_devices(f"must be at most the {there} that JAX finds, got {number}; {simulated}")
+        refuse("num_devices", f"must be at most the {there} that JAX finds, got {number}; {simulated}")
     if processes > 1 and number != there:
-        _refuse_devices(f"must be {there}, all devices of the {processes} processes, got {number}: leave it out")
+        refuse("num_devices", f"must be {there}, all devices of the {processes} processes, got {number}: leave it out")
     return number
-
-
-def _refuse_devices(message: str) -> NoReturn:
-    raise UserValueError(message, where="run", argument="num_devices")
