@@ -192,7 +192,7 @@ def entropy_lost(run: Evidence) -> float:
 
 def collapsed(run: Evidence) -> bool:
     """Return whether the policy became deterministic without a rise of the return."""
-    return entropy_lost(run) > 0.8 and not np.isnan(run.progress()) and not run.rose(2)
+    return entropy_lost(run) > 0.8 and run.rise() <= 2
 
 
 def return_left(run: Evidence) -> float:
@@ -212,11 +212,6 @@ def failed_to_learn(run: Evidence) -> bool:
     updates, loss = len(run.series("explained_variance")), run.late("value_loss") / run.early("value_loss")
     steps = updates * run.setting("num_envs") * run.setting("num_steps")
     return updates >= 100 and not steps < 100_000 and not loss < 0.5 and not run.rose()
-
-
-def vary(x: np.ndarray) -> bool:
-    """Return whether numbers differ by more than 2 % of the largest number."""
-    return len(x) > 0 and np.ptp(x) > 0.02 * np.max(x)
 
 
 class Rule(NamedTuple):
@@ -309,7 +304,8 @@ RULES = (
     Rule("reward_constant", "likely", "probe/reward_spread", 1e-3, INF,
          "all rewards are the same, and no episode ends early",
          "look at wrappers that clip the reward, and at a time limit too short for the goal",
-         when=lambda run: not (run.late("probe/terminated") or vary(run.series("episode_length")))
+         when=lambda run: not run.late("probe/terminated")
+         and not run.over("episode_length", np.ptp) > 0.02 * run.over("episode_length", np.max)
          and not run.late("probe/reward_balance") > 0 and actions_matter(run)),  # paid steps favor no end
     Rule("reward_constant", "likely", "largest |return|", 1e-12, INF, "no reward was ever found",
          "wrappers that clip the reward, more exploration, a start nearer to the goal",
