@@ -67,10 +67,11 @@ def make_policy_function(train: Train, state: TrainState) -> tuple[Callable[...,
         if env.act is not None:
             action = env.act(action)
         outputs = _name_leaves("action", action)
-        for path, part in _list_parts(output.distribution):
-            base = getattr(part, "base", part)
+        parts = output.distribution.parts if type(output.distribution) is Joint else output.distribution
+        for path, part in jax.tree.leaves_with_path(parts, is_leaf=is_distribution):
+            base, place = getattr(part, "base", part), jax.tree_util.keystr(path)
             parameters = ("logits", "loc", "scale", "alpha", "beta")
-            outputs |= {name + path: getattr(base, name) for name in parameters if hasattr(base, name)}
+            outputs |= {name + place: getattr(base, name) for name in parameters if hasattr(base, name)}
         return outputs | {f"next_carry_{i}": x for i, x in enumerate(jax.tree.leaves(memory))}
 
     return act, rows
@@ -165,13 +166,6 @@ def _name_leaves(name: str, tree: Any) -> dict[str, Any]:
     """Return the leaves of a tree by name, which is the tree's name, and the path if there are several."""
     found = jax.tree.leaves_with_path(tree)
     return {name + jax.tree_util.keystr(path) * (len(found) > 1): x for path, x in found}
-
-
-def _list_parts(distribution: Any) -> list[tuple[str, Any]]:
-    """Return the parts of a `Joint` with their paths; any other distribution is its own only part."""
-    parts = distribution.parts if type(distribution) is Joint else distribution
-    found = jax.tree.leaves_with_path(parts, is_leaf=is_distribution)
-    return [(jax.tree_util.keystr(path), part) for path, part in found]
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:
