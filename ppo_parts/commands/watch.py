@@ -30,8 +30,6 @@ from ..training._files import check_writable, replace_file
 from ..training._train import make_keys
 from ._shared import add_episodes, load_run, make_parser, report, select_seed
 
-FORMATS = (".gif", ".mp4")
-
 
 @checked
 def render_frames(
@@ -91,7 +89,7 @@ def write_animation(path: Path, frames: Iterable[np.ndarray], fps: float = 30, w
 
 def _check_animation(path: Path, fps: float) -> bool:
     """Return whether an animation is a GIF, after checking that it can be written at this rate."""
-    check_writable(path, FORMATS)
+    check_writable(path, (".gif", ".mp4"))
     gif = path.suffix.lower() == ".gif"
     check_number("write_animation", "fps", fps, Range(0, 50, open_low=True) if gif else POSITIVE, schedule=False)
     return gif
