@@ -172,16 +172,13 @@ def _change_actions(train: Train, state: TrainState) -> Array | float:
         return jnp.nan
     act, size = random_action(env), math.prod(space.shape)
 
-    def begin(key: Array) -> tuple[Any, Any]:
-        """Return two equal states. A host state can be stepped only once, but a second reset makes an equal one."""
-        if not train.on_host:
-            return jax.tree.map(lambda x: jnp.stack([x, x]), state.rollout[:2])
-        return jax.vmap(lambda key: env.reset(key, 1))(jnp.stack([key, key]))
-
     def compare(component: Array) -> Array:
         changed = (jnp.arange(size) == component).reshape(space.shape)
         key = jax.random.fold_in(state.key, component)  # each component has its own reset
-        start, obs = begin(key)
+        if train.on_host:  # a host state can be stepped only once, but a second reset makes an equal one
+            start, obs = jax.vmap(lambda key: env.reset(key, 1))(jnp.stack([key, key]))
+        else:
+            start, obs = jax.tree.map(lambda x: jnp.stack([x, x]), state.rollout[:2])
 
         def step(states: Any, key: Array) -> tuple[Any, Array]:
             actions = jax.vmap(act)(jax.random.split(key), obs)
