@@ -1,5 +1,6 @@
 """Helpers for tests of training runs: a tiny run, ways to run it, and readers of its files."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import orbax.checkpoint as ocp
 
 from ppo_parts.commands.doctor import read_events
 from ppo_parts.recipes.cleanrl_ppo import Config
-from ppo_parts.training import Program, RunOptions, run
+from ppo_parts.training import Program, RunOptions, Train, run
 
 ROOT = Path(__file__).parents[1]
 STEPS_PER_UPDATE = 16
@@ -78,6 +79,13 @@ def assert_same_run(folder: Path, expected: Path) -> None:
     one, other = (json.loads((where / "result.json").read_text()) for where in (folder, expected))
     for name in (one.keys() & other.keys()) - {"curve", "timing"}:  # `evaluation` is there where it was asked for
         assert one[name] == other[name], name
+
+
+def altered(train: Train, **fields: Any) -> Any:
+    """A copy with other fields; `dataclasses.replace` would trace it."""
+    made = copy.copy(train)
+    vars(made).update(fields)
+    return made
 
 
 def raw(x: Any) -> Any:

@@ -1,6 +1,5 @@
 """Why a run does not learn: each rule with numbers that it is for, the measurements of a policy, and the command."""
 
-import copy
 import dataclasses
 import json
 import re
@@ -25,6 +24,7 @@ from ppo_parts.training import _probe
 from ppo_parts.training._diagnose import RULES
 from tests import recipe
 from tests.envs.common import Scripted, host
+from tests.runs import altered
 
 UPDATES = 100
 HEALTHY = {
@@ -236,12 +236,9 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
         state, batch, metrics = train.rollout.collect(key, params["net"], state)
         return state, batch.replace(action=jnp.clip(batch.action, -0.5, 0.5)), metrics
 
-    changed = {"policy": dataclasses.replace(train.policy, init=with_spare, evaluate=forgets_nothing)}
-    changed |= {"rollout": train.rollout._replace(collect=collect)}
-    changed |= {"learner": train.learner._replace(update=lambda key, state, batch: (state, None))}
-    faulty = copy.copy(train)  # `dataclasses.replace` traces it
-    for name, x in changed.items():
-        object.__setattr__(faulty, name, x)
+    policy = dataclasses.replace(train.policy, init=with_spare, evaluate=forgets_nothing)
+    learner = train.learner._replace(update=lambda key, state, batch: (state, None))
+    faulty = altered(train, policy=policy, learner=learner, rollout=train.rollout._replace(collect=collect))
 
     @jax.jit
     def probe(key):
@@ -262,8 +259,7 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
             distribution, value, *_ = train.policy(params, batch)
             return pp.Output(distribution, jnp.stack(streams * [value], axis=-1) if streams else None)
 
-        actor = copy.copy(train)
-        object.__setattr__(actor, "policy", dataclasses.replace(train.policy, evaluate=evaluate))
+        actor = altered(train, policy=dataclasses.replace(train.policy, evaluate=evaluate))
         with pytest.raises(pp.errors.UserError, match=says):
             jax.eval_shape(lambda key, actor=actor: training.probe(actor, train.init(key)), jax.random.key(0))
 
@@ -275,8 +271,7 @@ def test_a_probe_sees_that_updates_go_the_wrong_way():
         after, metrics = train.learner.update(key, state, batch)
         return after._replace(params=jax.tree.map(lambda x, y: 2 * x - y, state.params, after.params)), metrics
 
-    reverse = copy.copy(train)
-    object.__setattr__(reverse, "learner", train.learner._replace(update=go_back))
+    reverse = altered(train, learner=train.learner._replace(update=go_back))
     factors = {"gamma": 0.99, "gae_lambda": 0.95}
     right, wrong = (_probe._measure_direction(each, jax.random.key(0), factors) for each in (train, reverse))
     assert right > 0.01

@@ -1,6 +1,5 @@
 """`training.population`: members with hyperparameters of their own, whom selections replace."""
 
-import copy
 import dataclasses
 import json
 
@@ -15,7 +14,7 @@ from ppo_parts.commands._shared import select_seed
 from ppo_parts.commands.compare import read_curve
 from ppo_parts.recipes import cleanrl_ppo
 from tests.common import refused
-from tests.runs import Crash, acting, assert_same_run, crash, go, raw, rows, tiny
+from tests.runs import Crash, acting, altered, assert_same_run, crash, go, raw, rows, tiny
 
 RANGES = {"learning_rate": training.Range(1e-4, 1e-1), "ent_coef": training.Range(0, 0.1)}
 MEMBERS, EVERY = 10, 4
@@ -101,9 +100,7 @@ def test_a_selection_copies_the_best_and_explores(population, first):
         middle = np.sqrt(limits.low * limits.high) if limits.low else limits.high / 2
         assert 0.25 < np.mean(drawn < middle) < 0.75
 
-    seven = copy.copy(population)  # three are copied by three
-    object.__setattr__(seven, "members", 7)
-    object.__setattr__(seven, "fraction", 0.5)
+    seven = altered(population, members=7, fraction=0.5)  # three are copied by three
     before_seven = jax.tree.map(lambda x: x[:7] if x.ndim else x, before)
     _, parents = jax.jit(jax.vmap(lambda key: seven.select(before_seven._replace(key=key))))(keys)
     assert (parents != np.arange(7)).all(axis=0).tolist() == [i in (1, 2, 4) for i in range(7)]
@@ -114,9 +111,7 @@ def test_a_selection_copies_the_best_and_explores(population, first):
         _, parents = population.select(before._replace(total=alike, number=jnp.ones(10)))
         np.testing.assert_array_equal(parents, np.arange(MEMBERS))
 
-    random = copy.copy(population)
-    object.__setattr__(random, "fraction", 0.0)
-    after, parents = random.select(before)
+    after, parents = altered(population, fraction=0.0).select(before)
     np.testing.assert_array_equal(parents, np.arange(MEMBERS))
     np.testing.assert_array_equal(after.scores, before.scores)
 
