@@ -26,8 +26,7 @@ def make_parser(prog: str, description: str, *, one_seed: bool = False) -> argpa
     parser = argparse.ArgumentParser(prog=f"python -m ppo_parts.{prog}", description=description, allow_abbrev=False)
     parser.add_argument("run", type=Path, help="folder of the run, such as runs/first")
     which = '"latest" (default), "best", or the number of an update'
-    numbered = lambda text: int(text) if text.isdecimal() else text  # noqa: E731 - `load` lists the valid ones
-    parser.add_argument("--checkpoint", type=numbered, default="latest", help=which)
+    parser.add_argument("--checkpoint", type=lambda x: int(x) if x.isdecimal() else x, default="latest", help=which)
     parser.add_argument("--recipe", help="module with the make_train of the run, instead of the one in config.json")
     imports = "import any recipe, and any environment's module, that config.json names"
     parser.add_argument("--trust", action="store_true", help=imports)

@@ -186,8 +186,7 @@ class Loop:
         each = (dict(zip(metrics, values, strict=True)) for values in zip(*metrics.values(), strict=True))
         steps = self.train.steps_per_update
         rows = [{"update": i, "env_steps": (i + 1) * steps} | row for i, row in enumerate(each, self.done)]
-        found = None if self.options.on_nonfinite == "skip" else find_nonfinite(metrics)
-        if found is not None:
+        if self.options.on_nonfinite == "stop" and (found := find_nonfinite(metrics)) is not None:
             index, report = found
             self.rows = rows[: index + 1]
             self.report()
