@@ -100,10 +100,10 @@ def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys, caplog,
     folder, result = go(train, place, "endless", program=measuring(episode_return=np.nan, episodes=0.0))
     assert "curve" not in result
     assert not (folder / "curve.png").exists()
-    assert json.loads((folder / "result.json").read_text())["last_100_episodes_return"]["mean"] is None
+    stored = json.loads((folder / "result.json").read_text())
+    assert stored["last_100_episodes_return"]["mean"] is None
     assert capsys.readouterr().out == ""
     assert "no episode ended" in caplog.messages
-    stored = json.loads((folder / "result.json").read_text())
     numbers = dict.fromkeys(stored["last_100_episodes_return"])
     _reports.announce({**stored, "evaluation": {"episodes": 2, "episode_return": numbers}})  # of a run that is complete
     assert "evaluation over 2 episodes: not finite" in caplog.messages
@@ -214,8 +214,6 @@ def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
         with open_run(named, tiny(), RunOptions(name=name, directory=tmp_path)) as (folder, *_):
             assert folder.stored["recipe"] == recorded
     assert train.recipe == "ppo_parts.recipes.cleanrl_ppo"
-    with pytest.raises(ValueError, match="own, None, is not the name of a module: name the module of its recipe"):
-        training.load(tmp_path / "own")
     renamed = r"made by the recipe here\.mine, and this is there\.mine: .* if the module was renamed"
     for name, other, says in (
         ("own", train, "made by the recipe None, and this is ppo_parts.recipes.cleanrl_ppo"),
