@@ -10,12 +10,6 @@ from ppo_parts.training._processes import print_messages
 from tests.runs import EVALUATED, UPDATES, Crash, acting, crash, go, tiny
 
 
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.lenient_ranks)  # distrax, gymnax
-
-
 @pytest.fixture(autouse=True)
 def messages():
     """Print what runs log, as command lines do."""
