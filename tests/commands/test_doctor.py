@@ -389,7 +389,7 @@ def test_the_command_reads_a_run_and_its_checkpoint(folder, tmp_path, capsys):
     assert status(folder, "--html", page) == 1
     said = capsys.readouterr()
     assert "policy_loss" in said.out
-    assert "without measurements" not in said.err
+    assert "no checkpoint was measured" not in said.err
     assert said.out.splitlines()[0].startswith("1. ")
     assert list(doctor.read_run(folder)[0]) == sorted(doctor.read_run(folder)[0])  # the first of two phases counts
     text = page.read_text()
