@@ -266,11 +266,9 @@ def sweep(
     """Run the remaining trials of a study, and return how many ended in which way and the best one.
 
     `given` is the `search` of `objective`, with "trials", their number (100 by default), and "engine", "optuna" (the
-    default) or "ray" (`sweep_with_ray`). If every field has choices, Optuna tries each combination once. The study is
-    the SQLite database `folder/study.db`. Several processes may run its trials at once, and the same command continues
-    it. A trial fails if the recipe rejects its combination of values. `best.yaml` has the best values as options for
-    `--config`. `importance.png` shows how much each hyperparameter decides whether a trial is among the best tenth
-    (PED-ANOVA).
+    default) or "ray" (`sweep_with_ray`); docs/sweeps.md says what several processes and a second call do. A trial fails
+    if the recipe rejects its combination of values. `importance.png` shows how much each hyperparameter decides whether
+    a trial is among the best tenth (PED-ANOVA).
     """
     number, engine = check_count("sweep", "trials", given.get("trials", 100)), given.get("engine", "optuna")
     check_as("sweep", "engine", engine, Literal["optuna", "ray"])
