@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -296,15 +295,15 @@ def sweep(
     result = {state.name.lower(): len(study.get_trials(states=(state,))) for state in ended}
     if not result["complete"]:
         return result
-    matplotlib = require_package("matplotlib", "train")
-    matplotlib.use("Agg")
-    silent = warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning)
-    with lock, silent, matplotlib.rc_context():  # optuna sets its own style
+    with lock:
         write_whole(folder / "best.yaml", require_package("yaml", "train").safe_dump(study.best_params).encode())
         if result["complete"] > 1:  # a single trial cannot be compared
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-            axes = optuna.visualization.matplotlib.plot_param_importances(study, evaluator=evaluator)
-            axes.figure.savefig(folder / "importance.png", dpi=110, bbox_inches="tight")
+            found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+            axes = require_package("matplotlib.figure", "train").Figure(layout="constrained").subplots()
+            axes.bar_label(axes.barh([*found][::-1], [*found.values()][::-1]), fmt="%.2f")
+            axes.set(xlim=(0, 1.1), xlabel="importance of hyperparameters")
+            axes.figure.savefig(folder / "importance.png", dpi=110)
     return result | {"value": study.best_value, "best": study.best_params}
 
 

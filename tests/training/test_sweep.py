@@ -8,7 +8,6 @@ from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 import optuna
 import pytest
@@ -156,7 +155,6 @@ def test_trials_step_environments_on_the_host():
 
 def test_several_workers_share_a_study(tmp_path):
     given = {**SEARCH, "anneal": {"choices": [False, True]}, "trials": 12}
-    colors = matplotlib.rcParams["axes.prop_cycle"]
     with ThreadPoolExecutor(2) as workers:
         list(workers.map(lambda _: sweep(make_train, Config(), given, tmp_path / "study"), range(2)))
     with pytest.raises(ValueError, match="study of other runs; num_seeds was 1, is 2: keep these, or give another"):
@@ -165,7 +163,6 @@ def test_several_workers_share_a_study(tmp_path):
     assert 15 <= result["complete"] + result["pruned"] <= 16  # both workers may have begun the twelfth
     assert result["value"] == pytest.approx(39 * result["best"]["learning_rate"] * result["best"]["num_steps"] + 5)
     assert (tmp_path / "study/importance.png").read_bytes().startswith(b"\x89PNG")
-    assert matplotlib.rcParams["axes.prop_cycle"] == colors  # of the pictures that the caller draws
 
 
 def test_a_trial_of_ray_goes_on_from_the_state_of_another(tmp_path, monkeypatch):
