@@ -47,7 +47,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         Scalars by name, each with the prefix "probe/":
 
         * `log_ratio`: the largest absolute log-ratio with the parameters that acted.
-        * `log_ratio_inside`: the same where no action is at its bounds; NaN if there is no such step.
+        * `log_ratio_inside`: the same where no action is at its bounds.
         * `value_change`: the largest change of a stored value, divided by the root mean square of values.
         * `memory_after_reset`: the effect of the carry before a reset on the outputs after it.
         * `same_envs`: the share of environments with the same observations as the first, if these vary.
@@ -57,19 +57,17 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `action_beyond`: the share of components beyond a bound.
         * `action_spread`: the standard deviation of the distance to the nearer bound, as a share of the range; mean
           over components.
-        * `action_unavailable`: the share of actions that the observation's mask rules out; NaN without a mask.
-        * `agents_alike`: the share of steps at which all agents have the same policy; NaN for one agent.
+        * `action_unavailable`: the share of actions that the observation's mask rules out.
+        * `agents_alike`: the share of steps at which all agents have the same policy.
         * `softmax_twice`: the share of steps whose categorical logits could be probabilities with one above 0.95; 0 if
-          some could not, or if they do not vary; NaN for other distributions.
-        * `mean_zero`: the share of observations for which the mean of an action is exactly 0; maximum over components;
-          NaN for distributions without `loc`, and 0 if all means are 0.
-        * `no_effect`: 1 if a different policy sees the same observations; NaN on the host.
-        * `actions_ignored`: 1 if it also receives the same rewards, not all 0; NaN on the host.
+          some could not, or if they do not vary.
+        * `mean_zero`: the share of observations whose mean action is exactly 0; maximum over components; 0 if all are.
+        * `no_effect`: 1 if a different policy sees the same observations; not on the host.
+        * `actions_ignored`: 1 if it also receives the same rewards, not all 0; not on the host.
         * `action_effect`: the largest change of an observation or a reward in 8 steps if one component of random
-          actions changes; minimum over components; NaN for discrete actions.
-        * `score`: the mean gradient of the log-probability of sampled actions, in standard errors, along a random
-          direction of each parameter array, which is 0 for the density from which they were drawn; maximum over arrays;
-          NaN for discrete actions.
+          continuous actions changes; minimum over components.
+        * `score`: the mean gradient of the log-probability of continuous actions, in standard errors, along a random
+          direction of each parameter array; 0 for the density from which they were drawn; maximum over arrays.
         * `reward_balance`: the sum of rewards, divided by the sum of their absolute values.
         * `reward_size`: the largest absolute reward.
         * `reward_spread`: the standard deviation of rewards, divided by the largest absolute one.
