@@ -82,10 +82,8 @@ class Evidence:
 
     def progress(self) -> float:
         """Return the rise of the return, in standard deviations of its noise between updates."""
-        x = self.series("episode_return")
-        if len(x) < 8:
-            return np.nan
-        return (self.late("episode_return") - self.early("episode_return")) / self.noise()
+        rise = self.late("episode_return") - self.early("episode_return")
+        return rise / self.noise() if len(self.series("episode_return")) >= 8 else np.nan
 
     def noise(self) -> float:
         """Return the standard deviation of the return between updates."""
