@@ -180,7 +180,5 @@ def mask_logits(logits: Array, available: Array) -> Array:
     check_flags("mask_logits", available=available)
     if (known := known_values(available)) is not None and not np.atleast_1d(known).astype(bool).any(axis=-1).all():
         raise UserValueError("must have an option in each row", where="mask_logits", argument="available")
-    flags, lowest = jnp.asarray(available), jnp.finfo(jnp.result_type(logits)).min
-    if flags.dtype != bool:
-        lowest = jnp.where(flags == 0, lowest, jnp.nan)
-    return jnp.where(flags == 1, logits, lowest)
+    flags, masked = jnp.asarray(available), jnp.finfo(jnp.result_type(logits)).min
+    return jnp.where(flags == 1, logits, masked if flags.dtype == bool else jnp.where(flags == 0, masked, jnp.nan))

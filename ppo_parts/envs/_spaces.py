@@ -115,7 +115,9 @@ def _is_space(x: Any) -> bool:
 def check_space(where: str, name: str, space: Any) -> None:
     """Raise unless an object has the attributes of a space, whose integers start from 0."""
     if _is_space(space):
-        map_space(lambda each: each is space or check_space(where, name, each), space)
+        inner = space.spaces if is_tree(space) else ()
+        for each in inner.values() if isinstance(inner, Mapping) else inner:
+            check_space(where, name, each)
         if np.any(getattr(space, "start", 0)):
             says = f"must start from 0, got {space!r:.200}: subtract its start in the environment"
             raise UserValueError(says, where=where, argument=name)

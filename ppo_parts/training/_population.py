@@ -183,6 +183,9 @@ def population(
         Jaderberg et al. 2017, "Population Based Training of Neural Networks", arXiv:1711.09846, with truncation
         selection and these factors as in its section 4.1.
     """
+    if isinstance(make_train, Train):
+        says = "must be the make_train of a recipe, got the run that it made: leave out (config)"
+        raise UserTypeError(says, where="population", argument="make_train")
     check_count("population", "members", members, 2)
     check_number("population", "fraction", fraction, Range(0, 0.5), schedule=False)
     if fraction and round(fraction * members) < 1:

@@ -23,7 +23,7 @@ from ._population import PARENT
 from ._processes import Interrupt, is_first, logger, take_largest
 from ._program import Advance, Program, count_devices
 from ._reports import OnRows, StopRun, announce, finish, open_listeners
-from ._stored import read_versions
+from ._stored import check_made_from, read_versions
 from ._train import NONFINITE, Train
 
 
@@ -47,7 +47,7 @@ def run(
 
     Args:
         train: the run, as returned by a recipe's `make_train`.
-        config: a dataclass that has at least the fields `seed` and `env_id`. It is recorded, and compared on resuming.
+        config: the dataclass that `make_train` was given, with any `seed`. It is recorded, and compared on resuming.
         options: see `RunOptions`.
         on_rows: function that receives the metrics of new updates after they were written, as a list of dictionaries in
             order. Each has `update` and `env_steps`; with several seeds, each metric is an array with one number per
@@ -70,6 +70,7 @@ def run(
         raise UserTypeError(f"must be a dataclass with a seed, got {config!r}", where="run", argument="config")
     if not isinstance(options, RunOptions | None):
         raise UserTypeError(f"must be training.RunOptions(...), got {options!r}", where="run", argument="options")
+    check_made_from(train, config)
     options = RunOptions() if options is None else options
     validate(options, train)
     program = make_program(train, config.seed, options)

@@ -124,6 +124,15 @@ def format_changes(changed: Mapping[Any, tuple[Any, Any]]) -> str:
     return "; ".join(f"{name} was {was!r}, is {now!r}" for name, (was, now) in changed.items())
 
 
+def check_made_from(train: Train, config: Any) -> None:
+    """Raise if a run was made from a configuration that differs in more than the seed."""
+    if train.config is not None:
+        made, given = (encode_config(each) | {"seed": 0} for each in (train.config, config))
+        if changed := compare_settings(made, given):
+            says = f"must be the one that make_train was given; {format_changes(changed)}: make the run again"
+            raise UserValueError(says, where="run", argument="config")
+
+
 def check_recipe(stored: Mapping[str, Any], recipe: str | None) -> None:
     """Raise unless a run is resumed with its own recipe."""
     if (own := stored.get("recipe")) != recipe:
@@ -176,6 +185,7 @@ def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:
         train = copy.copy(made)  # frozen, and `dataclasses.replace` would trace it
         alone = all(x is None for x in (*own, *named.values()))
         object.__setattr__(train, "recipe", name_recipe(make_train) if alone else None)
+        object.__setattr__(train, "config", config)
         return train
 
     return make

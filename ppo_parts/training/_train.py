@@ -73,6 +73,7 @@ class Train:
             optimizer state, as with `scale_by_kl_adaptive_rate`, is always recorded.
         recipe: name of the module whose `make_train` makes the run, set by `training.recipe`. It is recorded for `load`
             and the commands that read runs, and a run cannot be resumed with another recipe.
+        config: the configuration that `make_train` was given, set by `training.recipe`; `training.run` takes no other.
     """
 
     env: Any
@@ -83,6 +84,7 @@ class Train:
     steps_per_update: int
     schedules: Mapping[str, Numeric] = dataclasses.field(default_factory=dict)
     recipe: str | None = None
+    config: Any = None
 
     def __post_init__(self) -> None:
         check_count("train", "num_updates", self.num_updates)

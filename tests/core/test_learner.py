@@ -69,6 +69,7 @@ def test_masked_places_are_neutral():
     update, state, batch = jax.jit(learner.update), learner.init(make_params()), rollout(behavior=make_params())
     expected, metrics = update(KEY, state, batch)
     assert metrics["minibatches"] == 6
+    assert "loss" in repr(jax.tree.map(jnp.shape, metrics))
     for kind in ("noise", "nan"):
         assert_same(update(KEY, state, poisoned(batch, kind)), (expected, metrics))
     before = batch.add_metrics(old=1.0).replace(losses={"old": batch.reward})  # of another update

@@ -108,7 +108,7 @@ def test_init_from_refuses_what_does_not_fit_before_a_folder_is_made(train, whol
         ({}, r"total_timesteps must be more than the 192 steps \(12 updates\) of .*, got 192"),
     ):
         config = tiny(UPDATES, **changes)
-        other = cleanrl_ppo.make_train(config) if changes.keys() - {"seed", "env_id"} else train
+        other = cleanrl_ppo.make_train(config) if changes.keys() - {"seed"} else train
         with pytest.raises(ValueError, match=message):
             go(other, tmp_path, "run", config, init_from=whole[0])
         assert not list(tmp_path.iterdir())

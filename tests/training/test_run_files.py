@@ -174,24 +174,28 @@ def test_a_metric_with_the_name_of_a_column_is_refused(tmp_path):
 
 
 def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path):
-    for changes, options, message in REFUSED:
+    own = runs.altered(train, config=None)  # of a recipe without `training.recipe`
+    for made, changes, options, message in (
+        *((own, *row) for row in REFUSED),
+        (train, {"gamma": 0.5, "seed": 7}, {}, "config must be the one .*; gamma was 0.99, is 0.5: make the run again"),
+    ):
         given = {"name": "run", **options}
         with pytest.raises((ValueError, TypeError), match=message):
-            go(train, tmp_path, given.pop("name"), tiny(UPDATES, **changes), **given)
+            go(made, tmp_path, given.pop("name"), tiny(UPDATES, **changes), **given)
         assert not list(tmp_path.iterdir()), message
     for where, message in (
         ({"name": "b"}, "run: name names only new runs, got 'b', and resume continues a/run in place"),
         ({"directory": Path("b")}, "run: directory holds only new runs, got b, and resume continues a/run: leave it"),
     ):
         with pytest.raises(ValueError, match=message):
-            run(train, tiny(), RunOptions(resume=Path("a/run"), **where))
+            run(train, tiny(UPDATES), RunOptions(resume=Path("a/run"), **where))
     unseeded = dataclasses.make_dataclass("Unseeded", ["env_id"])("x")
     for name, given, functions in (
         ("config", ({"seed": 1},), {}),
         ("config", (unseeded,), {}),
-        ("options", (tiny(), {"num_seeds": 1}), {}),
-        ("on_rows", (tiny(),), {"on_rows": []}),
-        ("make_program", (tiny(),), {"make_program": None}),
+        ("options", (tiny(UPDATES), {"num_seeds": 1}), {}),
+        ("on_rows", (tiny(UPDATES),), {"on_rows": []}),
+        ("make_program", (tiny(UPDATES),), {"make_program": None}),
     ):
         with pytest.raises(UserError, match=f"^run: {name} must be "):
             run(train, *given, **functions)
