@@ -127,7 +127,7 @@ test_what_cannot_be_searched_is_refused = refused(
     (searching({"gamma": training.Range(0.9, 1.1)}), r"gamma must lie in \[0, 1\], got 1.1"),
     (searching({"gamma": training.Range(0.9)}), r"gamma must lie in \[0, 1\], got inf"),
     (searching({"ent_coef": (0, 1)}), r"must be a range, such as training.Range\(1e-4, 0.1\), got \(0, 1\)"),
-    (lambda: training.population(cleanrl_ppo.make_train(tiny()), RANGES), "must be the make_train of a recipe, got the r"),
+    (lambda: training.population(cleanrl_ppo.make_train(tiny()), RANGES), "must be the make_train of a recipe, got"),
     (searching({}), "ranges must name a field to search"),
     (searching(every=100), r"every must be at most half of the \d+ updates, so that there is a selection"),
     (searching(members=4, fraction=0.1), "fraction must be at least one of the 4 members, got 0.1"),
