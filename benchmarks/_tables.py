@@ -353,8 +353,9 @@ def tabulate_parts(link: Link, name: str, *sizes: str) -> Rows:
     cells = []
     for row in read_results("parts", name):
         if row["method"] == "ours" and show(row["size"]) in sizes:
-            us, over_floor = (show_number(row[what]["median"]) for what in ("us", "over_floor"))
-            cells.append((show_label(row), row["size"], f"{us} (x{over_floor}){'?' * row['disturbed']}"))
+            us, floor = show_number(row["us"]["median"]), row.get("over_floor")  # None: it was counted wrongly
+            text = us if floor is None else f"{us} (x{show_number(floor['median'])})"
+            cells.append((show_label(row), row["size"], text + "?" * row["disturbed"]))
     return arrange_by_size(cells)
 
 
