@@ -25,19 +25,24 @@ def compile_seconds(row):
 
 def of_speed():
     yield "README.md"
-    rows = sorted(results("train", "cpu_one_core"), key=lambda row: row["num_envs"])
-    medians = [row["over_cleanrl"]["median"] for row in rows if row["program"] == "purejaxrl"]
-    yield "runs {:.2f}, {:.2f} and {:.2f} times as fast".format(*medians)
-    newer = [x for number in (1, 2) for x in results("train", f"jax_0.11.2_{number}") if x["program"] == "purejaxrl"]
-    means = [np.mean([x["over_cleanrl"]["median"] for x in newer if x["num_envs"] == n]) for n in (4, 64, 2048)]
-    says = "{:.2f}, {:.2f} and {:.2f} times".format(*means)
-    yield f"with jax 0.10.2, and {says} with 0.11.2"
+    sizes, three = (4, 64, 2048), "{:.2f}, {:.2f} and {:.2f} times"
+
+    def average(version, program, measure):
+        rows = [row for number in (1, 2) for row in results("train", f"one_core_{version}_{number}")]
+        of_size = ([measure(x) for x in rows if (x["program"], x["num_envs"]) == (program, n)] for n in sizes)
+        return np.array([np.mean(numbers) for numbers in of_size])
+
+    older, newer = (
+        three.format(*average(version, "purejaxrl", lambda row: row["over_cleanrl"]["median"]))
+        for version in ("0.10.2", "0.11.2")
+    )
+    yield f"runs {older} as fast"
+    yield f"with jax 0.10.2, and {newer} with 0.11.2"
     yield "docs/benchmarks.md"
-    yield f"the recipe is {says} as fast"
-    seconds = {(row["program"], row["num_envs"]): compile_seconds(row) for row in rows}
+    yield f"the recipe is {newer} as fast"
     for rival in ("purejaxrl", "purejaxrl, same options"):
-        ratios = [seconds["cleanrl", number] / seconds[rival, number] for number in (4, 64, 2048)]
-        yield "{:.2f}, {:.2f} and {:.2f} times".format(*ratios)
+        ours, theirs = (average("0.10.2", program, compile_seconds) for program in ("cleanrl", rival))
+        yield three.format(*(ours / theirs))
     yield "docs/devices.md"
     rows = {(row["num_envs"], row["program"]): row for row in results("train", "h100") if row["seeds"] == 1}
     ours, theirs, puffer = ([rows[n, p] for n in (65536, 8192)] for p in ("cleanrl", "purejaxrl", "pufferlib"))
