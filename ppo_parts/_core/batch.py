@@ -14,7 +14,7 @@ from .._base.checked import checked
 from .._base.hyperparameters import check_takes
 from .._base.trees import axis_sharding
 from ..errors import ShapeError, UserTypeError, UserValueError
-from ..functional._common import check_floating, check_scalar
+from ..functional._common import check_array, check_floating
 
 Array = jax.Array
 Params = Any
@@ -263,7 +263,12 @@ class Batch:
                     f"a metric named {name!r} is already in this chain: rename one of the two parts, or "
                     "put it into within(part, name=...)"
                 )
-            check_scalar("add_metrics", name, value)
+            check_array("add_metrics", name, value)
+            if jnp.shape(value) != ():
+                raise ShapeError(
+                    f"metric {name!r} must be a scalar, got shape {jnp.shape(value)}: reduce it first, for "
+                    f"example with functional.masked_mean({name}, batch.mask)"
+                )
         kept = self.reductions if reduce == "mean" else (*self.reductions, *((name, reduce) for name in metrics))
         return self.replace(metrics={**self.metrics, **metrics}, reductions=kept)
 
@@ -275,7 +280,11 @@ class Batch:
             after: whether to stop after applying this minibatch.
         """
         for name, value in {"discard": discard, "after": after}.items():
-            check_scalar("add_stop", name, value)
+            if jnp.shape(value) != ():
+                raise ShapeError(
+                    f"add_stop: {name} must be one boolean, got shape {jnp.shape(value)}: reduce it first, for "
+                    "example with jnp.any over the unmasked elements"
+                )
         return self.replace(stop=Stop(jnp.asarray(discard, bool), jnp.asarray(after, bool)).merge(self.stop))
 
     def current_log_ratio(self) -> Array:

@@ -120,9 +120,12 @@ def learner(
 
     Reference: Schulman et al. 2017, arXiv:1707.06347, algorithm 1.
     """
-    if isinstance(evaluate, Part):
-        order = "the order is learner(evaluate, pipeline, optimizer)"
-        raise UserTypeError(f"learner: evaluate must be a function, got the part {evaluate.name!r}: {order}")
+    if not callable(evaluate):
+        got, order = f"{evaluate!r}", ""
+        if isinstance(evaluate, Part):
+            got, order = f"the part {evaluate.name!r}", ": the order is learner(evaluate, pipeline, optimizer)"
+        expected = "learner: evaluate must be a Policy or a function (params, batch) -> Output"
+        raise UserTypeError(f"{expected}, got {got}{order}")
     check_takes("learner", "evaluate", evaluate, ("params", "batch"))
     if gradient_metrics is not None:
         check_takes("learner", "gradient_metrics", gradient_metrics, ("gradient",))

@@ -31,9 +31,9 @@ import jax.numpy as jnp
 import optax
 
 from .._base.trees import select, varying_like
-from ..errors import UserValueError
+from ..errors import ShapeError, UserValueError
 from ..functional._arguments import check_as
-from ..functional._common import check_scalar, masked_sum
+from ..functional._common import masked_sum
 from .batch import Array, Batch, Evaluate, Params, any_stream
 from .chain import amend, fold
 from .gradient import Aux, differentiate, loss_of
@@ -235,7 +235,10 @@ class PhaseLoop:
         measured = self.gradient_metrics(gradient)
         check_as("learner", "what gradient_metrics returns", measured, Mapping)
         for name, value in measured.items():
-            check_scalar("gradient_metrics", name, value)
+            if jnp.shape(value) != ():
+                raise ShapeError(
+                    f"learner: gradient_metrics must return scalars, but {name!r} has shape {jnp.shape(value)}"
+                )
         return own, Metrics.of(measured)
 
 

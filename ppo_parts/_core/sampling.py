@@ -195,7 +195,10 @@ def sampler(
     )  # fmt: skip
 
 
-def sampler_of_shards(name: str, plan: Plan, draw: Draw, *, weighted: bool = False, **settings: Any) -> Part:
+def sampler_of_shards(
+    name: str, plan: Plan, draw: Draw, *, num_epochs: int, num_minibatches: int, axis: Axis, refresh: Refresh,
+    weighted: bool = False, requires: tuple[str, ...] = (),
+) -> Part:  # fmt: skip
     """Make a sampler whose `plan` and `draw` receive the whole rollout, with all its shards; see `Sampler`."""
 
     def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
@@ -210,8 +213,9 @@ def sampler_of_shards(name: str, plan: Plan, draw: Draw, *, weighted: bool = Fal
         return minibatch.replace(current=evaluate_current(context.evaluate, context.params, minibatch))
 
     made = Sampler(
-        no_state, update, name, provides=("weight",) if weighted else (), reads=(), place="before_sampler",
-        cuts_time=settings["axis"] == "step", plan=plan, draw=draw, **settings,
+        no_state, update, name, requires=requires, provides=("weight",) if weighted else (), reads=(),
+        place="before_sampler", cuts_time=axis == "step", num_epochs=num_epochs, num_minibatches=num_minibatches,
+        axis=axis, refresh=refresh, plan=plan, draw=draw,
     )  # fmt: skip
     return made
 

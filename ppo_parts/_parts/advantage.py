@@ -23,7 +23,6 @@ from ..functional._arguments import AXIS, DDOF
 from ..functional._common import check_same_shape, zero_masked
 from ..functional._statistics import share_explained, unmasked_element
 from .common import check_numbers, moments_of
-from .losses import predicted
 
 
 @checked
@@ -192,7 +191,12 @@ def _latest_values(where: str, batch: Batch, *, skip: bool = False) -> tuple[Arr
     )
     value, next_value = batch.value, batch.next_value
     if batch.current is not None:
-        value = jax.lax.stop_gradient(predicted(where, batch))
+        if batch.current.value is None:
+            raise UserValueError(
+                f"{where}: the policy has no value, and an advantage along time needs one: give the policy "
+                "a critic, or write the advantage with your own part"
+            )
+        value = jax.lax.stop_gradient(batch.current.value)
     if skip or batch.current is not None:
         next_value = shift_values(batch, value, skip=skip)
     check_same_shape(where, reward=batch.reward, value=value, next_value=next_value)

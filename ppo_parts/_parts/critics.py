@@ -58,7 +58,7 @@ def critic_loss(
     of_value = prediction == "value"  # the shape of an entry of `aux` is not known yet
     bounded = check_loss("critic_loss", loss, ("prediction", "target"), hyperparameters, probe=of_value)
     fields, elementwise = (f"current.{prediction}", "target"), declaration(loss, "along_time") is False
-    return critic_part("critic_loss", name, loss, fields, bounded, coef=coef, elementwise=elementwise)
+    return critic_part("critic_loss", loss, fields, bounded, name=name, coef=coef, elementwise=elementwise)
 
 
 class ValueStatistics(NamedTuple):

@@ -20,12 +20,16 @@ from ..functional._common import check_same_shape
 
 
 def wrap_part(
-    part: Part, name: str, inner: Callable[[Batch], Batch], outer: Callable[[Batch, Batch, Batch], Batch], **fields: Any
+    part: Part,
+    name: str,
+    inner: Callable[[Batch], Batch],
+    outer: Callable[[Batch, Batch, Batch], Batch],
+    *,
+    requires: tuple[str, ...],
+    provides: tuple[str, ...],
+    reads: tuple[str, ...] | None,
 ) -> Part:
-    """Make a part that runs another part on `inner(batch)` and returns `outer(batch, inner(batch), result)`.
-
-    It declares `requires`, `provides` and `reads` as `fields`, and anything else as the other part does.
-    """
+    """Make a part that runs another part on `inner(batch)` and returns `outer(batch, inner(batch), result)`."""
 
     def init(params: Params, key: Array | None = None) -> Any:
         return part.init(params, inner_key(part, key))
@@ -44,8 +48,8 @@ def wrap_part(
 
     finished = None if part.finish is None else finish
     return Part(
-        init, update, name, place=part.place, needs_time=part.needs_time, amend=part.amend, finish=finished,
-        policy_loss=part.policy_loss, elementwise=part.elementwise, **fields,
+        init, update, name, requires, provides, reads, part.place, part.needs_time, part.amend, finished,
+        policy_loss=part.policy_loss, elementwise=part.elementwise,
     )  # fmt: skip
 
 

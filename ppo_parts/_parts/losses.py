@@ -167,7 +167,7 @@ def clipped_value_loss(*, clip_eps: Numeric, coef: Numeric = 1.0, name: str = "v
     """
     where, fields = "clipped_value_loss", ("current.value", "value", "target")
     numbers = check_numbers(where, clip_eps=clip_eps)
-    return critic_part(where, name, functional.clipped_value_loss, fields, numbers, coef=coef, elementwise=True)
+    return critic_part(where, functional.clipped_value_loss, fields, numbers, name=name, coef=coef, elementwise=True)
 
 
 @checked
@@ -188,11 +188,18 @@ def value_loss(*, coef: Numeric = 1.0, name: str = "value") -> Part:
         >>> part = pp.value_loss(coef=1.)
     """
     fields = ("current.value", "target")
-    return critic_part("value_loss", name, functional.value_loss, fields, coef=coef, elementwise=True)
+    return critic_part("value_loss", functional.value_loss, fields, {}, name=name, coef=coef, elementwise=True)
 
 
 def critic_part(
-    where: str, name: str, loss: Callable[..., Array], fields: tuple[str, ...], numbers: Any = None, **declared: Any
+    where: str,
+    loss: Callable[..., Array],
+    fields: tuple[str, ...],
+    numbers: Mapping[str, Any],
+    *,
+    name: str,
+    coef: Numeric,
+    elementwise: bool = False,
 ) -> Part:
     """Make a part from a loss of fields of the batch, the first of which is predicted by the policy being trained.
 
@@ -205,7 +212,9 @@ def critic_part(
         value = map_streams(own, batch.log_prob, *arrays, axis=rank)(*arrays)
         return jnp.sum(value, axis=-1) if np.ndim(batch.target) > rank else value
 
-    return loss_part(where, name, per_element, numbers, requires=fields[1:], reads=fields[:1], **declared)
+    return loss_part(
+        where, name, per_element, numbers, coef=coef, requires=fields[1:], reads=fields[:1], elementwise=elementwise
+    )
 
 
 @checked

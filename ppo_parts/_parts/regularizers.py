@@ -293,7 +293,7 @@ def smoothness_loss(
 def check_no_memory(where: str, batch: Batch) -> None:
     """Raise if the policy is recurrent."""
     if batch.carry is not None:
-        raise UserValueError(f"{where}: the policy has a memory, whose state after other observations is not known")
+        raise UserValueError(f"{where}: the policy has a memory, but this part evaluates single observations")
 
 
 def mode_of(where: str, distribution: Any) -> Array:

@@ -54,7 +54,8 @@ def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any]
     where = "mirror_segments"
 
     def update(batch: Batch) -> Batch:
-        check_no_memory(where, batch)
+        if batch.carry is not None:
+            raise UserValueError(f"{where}: the policy has a memory, whose state after mirrored segments is not known")
         if batch.behavior is not None:
             raise UserValueError(
                 f"{where}: distributions cannot be mirrored: leave keep_distribution out of the rollout, and use an "

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import multiprocessing
+import numbers
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -19,7 +20,6 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
 from .._base.extras import require_package
-from .._base.hyperparameters import check_count
 from ..errors import MissingPackage, UserValueError
 from ..functional._arguments import check_as
 from ._env import Env, check_known
@@ -51,8 +51,9 @@ def make_gym(
     check_as("make", "vectorization", vectorization, Vectorization)
     if ":" not in env_id:
         check_known(env_id, "Gymnasium", gymnasium.registry)
-    if (limit := kwargs.get("max_episode_steps")) not in (None, -1):  # which means no limit
-        check_count(env_id, "max_episode_steps", limit)
+    limit = kwargs.get("max_episode_steps")
+    if limit is not None and (not isinstance(limit, numbers.Integral) or (limit < 1 and limit != -1)):
+        raise UserValueError(f"{env_id}: max_episode_steps must be a positive integer or -1 (no limit), got {limit!r}")
     kwargs = {**({"render_mode": "rgb_array"} if renders.get() else {}), **kwargs}
     spec = gymnasium.registry.get(env_id, env_id)  # worker processes may not know the name
 

@@ -18,7 +18,6 @@ from .._base.hyperparameters import check_takes
 from .._base.trees import select
 from .._core.policy import apply_policy, initial_carry_of, policy_keys
 from ..errors import UserTypeError, UserValueError
-from ..functional._arguments import check_as
 from ._env import Array, Env, Observation, Transition, as_observation, check_interface, check_known
 from ._episodes import EpisodeState, Step, auto_reset
 from ._rendering import make_gymnax_renderer, make_mujoco_renderer
@@ -238,8 +237,10 @@ def from_brax(
 
     model = getattr(env, "mj_model", getattr(getattr(env, "sys", None), "mj_model", None))  # Playground's, or Brax's
     obs, _, privileged = as_observation(jax.eval_shape(lambda: reset(jax.random.key(0))[1]))
-    optional: Any = {"render": None if model is None else make_mujoco_renderer(model)}
-    optional["privileged_space"] = None if privileged is None else Box(privileged.shape)
+    optional: dict[str, Any] = {
+        "render": None if model is None else make_mujoco_renderer(model),
+        "privileged_space": None if privileged is None else Box(privileged.shape),
+    }
     spaces = Box(obs.shape), Box((env.action_size,), -1.0, 1.0)
     return auto_reset(reset, step, *spaces, time_limit=time_limit, reset_ratio=reset_ratio, **optional)
 
@@ -298,9 +299,11 @@ def make_pgx(
     if opponent is not None and env.num_players == 1:
         raise UserValueError(f"{name} has one player, so there is no opponent: leave out opponent={opponent!r}")
     both = opponent == "self"
-    check_as(name, "opponent", opponent, Literal["self"] | Callable | None)
     if callable(opponent):
         check_takes(name, "opponent", opponent, ("key", "obs"))
+    elif not (opponent is None or both):
+        must = 'opponent must be "self", None or a function (key, obs) -> action'
+        raise UserValueError(f"{name}: {must}, got {opponent!r}")
     choose_action: Opponent = opponent if callable(opponent) else random_opponent
 
     def observe(state: Any) -> Observation:

@@ -56,13 +56,6 @@ def check_array(where: str, name: str, x: Any, what: str = "an array") -> Any:
     raise UserTypeError(f"must be {what}, got a {kind}; convert it with {remedy}", where=where, argument=name)
 
 
-def check_scalar(where: str, name: str, x: Any) -> None:
-    """Raise unless `x` is one number or flag."""
-    if shape := jnp.shape(check_array(where, name, x)):
-        remedy = "reduce it first, for example with functional.masked_mean(..., batch.mask), jnp.any or optax.tree.norm"
-        raise ShapeError(f"must be a scalar, got shape {shape}: {remedy}", where=where, argument=name)
-
-
 def check_same_shape(where: str, /, **arrays: Any) -> None:
     """Raise `ShapeError` unless all arrays (None is skipped) have exactly the same shape."""
     arrays = {name: x for name, x in arrays.items() if x is not None}

@@ -232,7 +232,7 @@ VALUE_ERRORS = {
         lambda: given(shards=3).sharding(SimpleNamespace(size=2, axis_names=("d",))),
     # policies, rollouts and batches
     "value_loss: the policy returns no value": ({"evaluate": without_critic},),
-    "gae: the policy returns no value": (FULL, GAE, SURROGATE, {"evaluate": without_critic}),
+    "gae: the policy has no value": (FULL, GAE, SURROGATE, {"evaluate": without_critic}),
     "gae: batch.value is missing ... give the policy a critic ... group_advantage()":
         (GAE, FULL, SURROGATE, given(value=None, next_value=None)),
     "rollout: the policy has logits for 3 actions, but the environment has 2":
@@ -429,7 +429,7 @@ TYPE_ERRORS = {
 
 SHAPE_ERRORS = {
     "Metrics.of: these must have the same shape, got a (5,), b ()": lambda: pp.Metrics.of({"a": FIVE, "b": FIVE[0]}),
-    "mine must ... (6, 4) ... reduce it": (GAE, pp.stateless(lambda b: b.add_metrics(mine=b.reward)), CRITIC),
+    "'mine' ... (6, 4) ... reduce it": (GAE, pp.stateless(lambda b: b.add_metrics(mine=b.reward)), CRITIC),
     "'mine' has shape (), expected (6, 4)": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", jnp.mean(b.value)))),
     "combine_advantages: advantage has shape (6, 4, 2) and a coefficient of shape ()":
         (STREAMS, pp.combine_advantages({"advantage": 0.5}), ACTOR),
@@ -449,7 +449,7 @@ SHAPE_ERRORS = {
     "combine the streams of the advantage first": (STREAMS, ACTOR),
     "combine_advantages ... per_segment.bonus (4,)":
         (GAE, pp.combine_advantages({"advantage": 1.0, "per_segment.bonus": 1.0}), ACTOR, WITH_BONUS),
-    "add_stop: discard must be a scalar, got shape ... jnp.any": lambda: BATCH.add_stop(discard=BATCH.reward > 0),
+    "add_stop: discard must be one boolean, got shape ... jnp.any": lambda: BATCH.add_stop(discard=BATCH.reward > 0),
     "[T, N] ... (6,) ... axis of size 1": (jax.tree.map(lambda x: x[:, 0], BATCH),),
     "obs ... (6, 4) ... (6, 3, 3)": (given(obs={"image": BATCH.obs[:, 1:]}),),
     "carry ... (4,) ... (3, 2)": (GAE, SEGMENT, VALUE, given(carry=jnp.zeros((3, 2)))),
@@ -467,7 +467,7 @@ SHAPE_ERRORS = {
     "per_segment['x'] must begin with the axis [N]": (given(per_segment={"x": BATCH.reward}),),
     "field('shared.s') must be one number, which all elements share, got shape (6,)":
         (GAE, FULL, pp.clipped_surrogate(clip_eps=pp.field("shared.s")), given(shared={"s": jnp.ones(TIME)})),
-    "gradient_metrics: norms must be a scalar, got shape (2,)":
+    "gradient_metrics must return scalars, but 'norms' has shape (2,)":
         ({"gradient_metrics": lambda gradient: {"norms": jnp.ones(2)}},),
     **{
         f"{field} (5, 4) ... Nothing is broadcast": (VTRACE, CRITIC, given(**{field: BATCH.value[1:]}))

@@ -614,7 +614,7 @@ def test_the_opponent_acts_between_the_turns_of_the_policy():
 
 def test_what_an_adapter_cannot_take_is_refused(monkeypatch):
     four, image = SimpleNamespace(num_values=jnp.array([4])), lambda self, params: {"img": (2,)}
-    opponents = "nim: opponent must be one of 'self', a function, None, got 'random'"
+    opponents = r"\"self\", None or a function \(key, obs\) -> action, got 'random'"
     for fake, name, value, env_id, says in (
         (env_fakes.Jumanji, "action_spec", four, "jumanji:Walk-v0", "Walk-v0 has several agents, or actions"),
         (env_fakes.XMiniGrid, "observation_shape", image, "xminigrid:Walk-v0", r"has observations \{'img'"),
