@@ -2,8 +2,8 @@
 
     python -m benchmarks levels --first-seed 101 --json mine.jsonl
 
-The command runs the code of docs/gallery/levels.md. All arms take the same
-number of environment steps, even if they do not learn from all of them. `uniform` draws a new level for each episode.
+The command runs the code of docs/gallery/levels.md. All arms take the same number of environment steps, even if they do
+not learn from all of them. `uniform` draws a new level for each episode.
 """
 
 from __future__ import annotations

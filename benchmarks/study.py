@@ -99,7 +99,7 @@ def measure(task: str) -> dict[str, Any]:
         arms[name] = {**arm._asdict(), "learning_rate": rate, "tuning": tuning, **summaries}
         shown = ", last ".join(show_iqm(arms[name][what]) for what in (WHOLE, LAST))
         print(f"{task:9} {name:22} learning rate {rate:g}: {shown}", flush=True)
-    return {"task": task, "config": dataclasses.asdict(config), "seeds": list(range(SEEDS)), "arms": arms}
+    return {"task": task, "config": dataclasses.asdict(config), "seeds": list(range(1, 1 + SEEDS)), "arms": arms}
 
 
 def main() -> None:

@@ -149,8 +149,8 @@ def _depends(f: Callable[[Params], Any], params: Params) -> bool:
 def _first_of_current(parts: Sequence[Part]) -> int:
     """Return the index of the first part that may read `current` or add a loss."""
     for index, part in enumerate(parts):
-        unknown = part.reads is None or "losses" in part.provides  # a loss may depend only on parameters
-        if unknown or any(field.startswith("current") for field in list_reads(part)):
+        may_need = part.reads is None or "losses" in part.provides  # a loss may depend only on parameters
+        if may_need or any(field.startswith("current") for field in list_reads(part)):
             return index
     return len(parts)
 

@@ -167,6 +167,7 @@ class _Learner:
         return jax.tree.map(jnp.copy, without_weak_types(state))
 
     def update(self, key: Array, state: LearnerState, batch: Batch) -> tuple[LearnerState, Metrics]:
+        """Check the arguments, and update."""
         check_key("learner.update", "key", key)
         if not isinstance(state, LearnerState):
             raise UserTypeError(
@@ -216,20 +217,20 @@ class _Learner:
 
         context = context.replace(key=jax.random.fold_in(key, len(self.phases) + 1), params=params)
 
-        def finished(parts: tuple[Part, ...], rollout: Batch, index: int, states: Any) -> Any:
+        def finish_parts(parts: tuple[Part, ...], rollout: Batch, index: int, old: Any) -> Any:
             """Return the states after `finish`, for which the updated policy evaluates the rollout."""
             if all(part.finish is None for part in parts):
-                return states
+                return old
             batch = rollout.replace(current=evaluate_current(self.evaluate, params, rollout))
-            new = finish(parts, batch, states, context.replace(key=jax.random.fold_in(context.key, index)))
-            return select_finite(new, states) if keep_finite else new
+            new = finish(parts, batch, old, context.replace(key=jax.random.fold_in(context.key, index)))
+            return select_finite(new, old) if keep_finite else new
 
         for index, phase in enumerate(self.phases):
             before, after = states[phase.name]
-            before = finished(phase.before, prepared, 2 * index + 1, before)
-            run = functools.partial(finished, phase.after, rollouts[phase.name], 2 * index + 2)
-            states[phase.name] = before, phase.run_if_due(state.step, run, lambda states: states, after)
-        pipeline = finished(self.shared, prepared, 0, shared), unname_states(states, self.phases)
+            before = finish_parts(phase.before, prepared, 2 * index + 1, before)
+            run = functools.partial(finish_parts, phase.after, rollouts[phase.name], 2 * index + 2)
+            states[phase.name] = before, phase.run_if_due(state.step, run, lambda kept: kept, after)
+        pipeline = finish_parts(self.shared, prepared, 0, shared), unname_states(states, self.phases)
         result = LearnerState(params, unname_states(opt_states, self.phases), pipeline, state.step + 1)
         return result, join_metrics(*metrics)
 

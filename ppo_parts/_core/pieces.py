@@ -79,9 +79,9 @@ def side_by_side(pieces: Pieces, params: Params) -> Output:
 def evaluate_shards(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
     """Compute `evaluate(params, batch)`, in blocks of shards side by side if the policy is recurrent.
 
-    There are as few blocks of neighboring shards as any mesh can divide, because each needs a separate gradient in
-    every iteration of a network's loop. The number of devices that hold the data is not known while a program is
-    traced, but it divides the number of shards and is at most `jax.device_count()`.
+    The number of blocks of neighboring shards is the smallest that every mesh can divide, because each block needs a
+    separate gradient in every iteration of a network's loop. The number of devices that hold the data is not known
+    while a program is traced, but it divides the number of shards and is at most `jax.device_count()`.
     """
     blocks = math.lcm(*(number for number in range(1, jax.device_count() + 1) if batch.shards % number == 0))
     if blocks == 1 or batch.log_prob is None or not jax.tree.leaves(batch.carry):

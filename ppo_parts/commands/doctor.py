@@ -26,7 +26,7 @@ import numpy as np
 from .._base.extras import require_package
 from ..errors import UserError, UserValueError
 from ..training import Finding, diagnose, exit_on_user_error, probe, read_metrics, select_metric
-from ..training._diagnose import Evidence
+from ..training._diagnose import RISEN, Evidence
 from ..training._files import RunNotFoundError, check_writable, read_result, write_whole
 from ..training._stored import read_config
 from ._shared import compute_for_each_seed, load_run, make_parser, report
@@ -130,7 +130,8 @@ def describe(findings: Sequence[Finding], metrics: Mapping[str, Any]) -> str:
     none = ": nothing that was measured points to a fault; envs.check_laws checks environments"
     if not any(name.startswith("probe/") for name in metrics):
         none = " in the metrics; no checkpoint was measured"
-    return f"no findings{none}{', but the return did not rise' * (Evidence(metrics).rise() <= 3)}\n"
+    idle = Evidence(metrics).rise() <= RISEN
+    return f"no findings{none}{', but the return did not rise' * idle}\n"
 
 
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import ShapeError, UserTypeError, UserValueError
-from ..functional._common import Array, accumulator_dtype, check_arrays, check_flags, check_floating, known_values
+from ..functional._common import (
+    Array,
+    accumulator_dtype,
+    check_arrays,
+    check_flags,
+    check_floating,
+    known_values,
+    nan_where,
+)
 from ._distribution import TreeDistribution, check_draw
 from ._joint import Joint
 
@@ -164,7 +172,7 @@ def mask_logits(logits: Array, available: Array) -> Array:
     Args:
         logits: `[..., n]`; the result has this shape.
         available: `[..., n]`, 1 (or True) where the option may be taken, else 0. Each row must have at least one such
-            option. Where a traced array holds other numbers, such as the -inf of an additive mask, logits are NaN.
+            option. Where a traced array is negative, such as the -inf of an additive mask, logits are NaN.
 
     Example:
         >>> policy = Categorical(mask_logits(jnp.zeros(4), jnp.array([1, 1, 0, 0])))
@@ -180,5 +188,6 @@ def mask_logits(logits: Array, available: Array) -> Array:
     check_flags("mask_logits", available=available)
     if (known := known_values(available)) is not None and not np.atleast_1d(known).astype(bool).any(axis=-1).all():
         raise UserValueError("must have an option in each row", where="mask_logits", argument="available")
-    flags, masked = jnp.asarray(available), jnp.finfo(jnp.result_type(logits)).min
-    return jnp.where(flags == 1, logits, masked if flags.dtype == bool else jnp.where(flags == 0, masked, jnp.nan))
+    flags = jnp.asarray(available)
+    masked = jnp.where(flags.astype(bool), logits, jnp.finfo(jnp.result_type(logits)).min)
+    return masked if flags.dtype == bool else nan_where(~(flags >= 0), masked)

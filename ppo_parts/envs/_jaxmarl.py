@@ -64,7 +64,8 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
 
     Args:
         env: the environment.
-        timed_out: function of the state in which an episode ended, True if a time limit ended it; None: see above.
+        timed_out: function of the state in which an episode ended; returns whether a time limit ended it. None means
+            as above.
     """
     if timed_out is not None:
         check_takes("from_jaxmarl", "timed_out", timed_out, ("state",))

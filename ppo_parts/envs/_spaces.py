@@ -119,8 +119,8 @@ def check_space(where: str, name: str, space: Any) -> None:
         for each in inner.values() if isinstance(inner, Mapping) else inner:
             check_space(where, name, each)
         if np.any(getattr(space, "start", 0)):
-            says = f"must start from 0, got {space!r:.200}: subtract its start in the environment"
-            raise UserValueError(says, where=where, argument=name)
+            remedy = "describe it from 0, and convert in the environment"
+            raise UserValueError(f"must start from 0, got {space!r:.200}: {remedy}", where=where, argument=name)
         return
     remedy = "envs.Box(shape), envs.Discrete(n), or an envs.Dict or envs.Tuple of spaces"
     if is_whole(space):

@@ -78,7 +78,8 @@ def actor_critic(
         activation: activation of the hidden layers, "tanh", "relu", "gelu", "elu" or "silu".
         shared: whether actor and critic share all layers except their heads. Then `rollout(..., value_each_step=True)`
             keeps the value that is computed with each action.
-        memory: a cell of `recurrent` with `hidden[-1]` units after the shared layers or, if `privileged`, the actor's.
+        memory: a cell of `recurrent` with `hidden[-1]` units after the shared layers; with a `privileged_space`, only
+            the actor has one.
         squash: whether to squash continuous actions into the box with tanh, or leave them unbounded
             (`envs.clip_action`).
         log_std: initial logarithm of the standard deviation of continuous actions.
@@ -154,9 +155,10 @@ def actor_critic(
         seen = as_observation(batch.obs)
         privileged = seen.privileged
         if (privileged is None) != (env.privileged_space is None):
-            says = f"the privileged part of an observation is {shapes_of(privileged)}, but the environment's"
+            says = f"the privileged part of an observation is {shapes_of(privileged)}"
+            but = f"the environment's privileged_space is {env.privileged_space}"
             remedy = "give both (auto_reset(privileged_space=)), or neither"
-            raise UserValueError(f"actor_critic: {says} privileged_space is {env.privileged_space}: {remedy}")
+            raise UserValueError(f"actor_critic: {says}, but {but}: {remedy}")
         return network.apply(params, seen.obs, seen.available, batch.carry, batch.reset, privileged)
 
     return Policy(init, evaluate, None if memory is None else lambda n: initial_carry(memory, (n, *hidden[-1:])))

@@ -245,7 +245,7 @@ CHOICES: tuple[Change, ...] = (
       for x in ("0.5", "1.0")),
     *(_exchange("optimizer", f"each element of the gradient is clipped to {x}", UNCLIPPED,
                 f"optax.chain(optax.clip({x}), {{this}})", drop=CLIPS) for x in ("0.5", "1.0")),
-    _add("optimizer", "weights decay, as in AdamW", "optax.add_decayed_weights(0.01)", UNCLIPPED),
+    _add("optimizer", "weights decay, as in AdamW", "optax.add_decayed_weights(0.01)", UNCLIPPED[:1]),
     *(_set("optimizer", f"Adam's epsilon is {x}", "scale_by_adam", eps=x) for x in ("1e-05", "1e-08", "1e-07")),
     _set("optimizer", "Adam's first decay is 0.95", "scale_by_adam", b1="0.95"),
     _set("optimizer", "Adam's second decay is 0.99", "scale_by_adam", b2="0.99"),

@@ -18,6 +18,8 @@ from ._config import RunOptions
 from ._probe import read_fields
 from ._run import find_nonfinite
 
+RISEN = 3
+"""A return rose if it rose by more than this many standard errors."""
 Confidence = Literal["certain", "likely", "possible"]
 
 
@@ -93,7 +95,7 @@ class Evidence:
         """Return the rise of the return, in standard errors of the means of the first tenth and the last quarter."""
         return self.progress() * (len(self.series("episode_return")) / 14) ** 0.5
 
-    def rose(self, errors: float = 3) -> bool:
+    def rose(self, errors: float = RISEN) -> bool:
         """Return whether the return rose by this many standard errors."""
         return self.rise() > errors
 
@@ -212,6 +214,11 @@ def failed_to_learn(run: Evidence) -> bool:
     return updates >= 100 and not steps < 100_000 and not loss < 0.5 and not run.rose()
 
 
+def spread(x: np.ndarray) -> float:
+    """Return the range of numbers, as a share of the largest."""
+    return float(np.ptp(x) / np.max(x))
+
+
 class Rule(NamedTuple):
     """A rule that gives a `Finding` if `value` (None means the late `metric`) is not between `low` and `high`.
 
@@ -302,8 +309,7 @@ RULES = (
     Rule("reward_constant", "likely", "probe/reward_spread", 1e-3, INF,
          "all rewards are the same, and no episode ends early",
          "look at wrappers that clip the reward, and at a time limit too short for the goal",
-         when=lambda run: not run.late("probe/terminated")
-         and not run.over("episode_length", np.ptp) > 0.02 * run.over("episode_length", np.max)
+         when=lambda run: not (run.late("probe/terminated") or run.over("episode_length", spread) > 0.02)
          and not run.late("probe/reward_balance") > 0 and actions_matter(run)),  # paid steps favor no end
     Rule("reward_constant", "likely", "largest |return|", 1e-12, INF, "no reward was ever found",
          "wrappers that clip the reward, more exploration, a start nearer to the goal",

@@ -79,7 +79,7 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `jump_at_end`: the jump of observations after an end, divided by the larger jump one step before or after it.
         * `update_direction`: the correlation of advantages with probability ratios after the first update of a new run.
         * `dead_units`: the share of hidden units that no gradient reaches.
-        * `unused_parameters`: the share of parameter arrays on which no output of the policy depends.
+        * `unused_parameters`: the share of parameter arrays on which no output depends, and which no update changes.
         * `value_dominance`: the norm of the value loss's gradient, divided by the policy's, on shared parameters.
     """
     settings = {"gamma": 0.99, "gae_lambda": 0.95, "vf_coef": 0.5} | read_fields(config, "probe")
@@ -91,14 +91,15 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     if batch.reward.shape != output.value.shape:
         raise UserValueError("must have one value per step, not several streams", where="probe", argument="train")
     advantage, target = _estimate_advantages(batch, settings)
+    direction, kept = _run_first_update(train, state.key, settings)
     found |= _compare_policies(train, state) | {"action_effect": _change_actions(train, state)}
     found |= _compare_repeated(train, params, batch, output)
     found |= {
         "score": _measure_score(train, params, batch),
-        "update_direction": _measure_direction(train, state.key, settings),
+        "update_direction": direction,
         "target_rms": jnp.sqrt(jnp.mean(target**2)),
         "value_error": jnp.sqrt(jnp.mean(advantage**2) / jnp.mean(batch.reward**2)),
-        **_compare_gradients(train, params, batch, advantage, target, settings["vf_coef"]),
+        **_compare_gradients(train, params, batch, advantage, target, settings["vf_coef"], kept),
     }
     return {f"probe/{name}": jnp.asarray(x, jnp.float32) for name, x in found.items()}
 
@@ -217,19 +218,20 @@ def _estimate_advantages(batch: Batch, settings: Mapping[str, Any]) -> tuple[Arr
     return gae(batch.reward, batch.value, batch.next_value, *ends, **factors, mask=batch.mask)
 
 
-def _measure_direction(train: Train, key: Array, settings: Mapping[str, Any]) -> Array | float:
-    """Return how well an update from new parameters makes better actions more probable."""
-    if train.env.zero_sum:
-        return jnp.nan  # rewards belong to one side
+def _run_first_update(train: Train, key: Array, settings: Mapping[str, Any]) -> tuple[Array, list[Array]]:
+    """Return how well an update of new parameters makes better actions more probable, and which arrays it keeps."""
     first = train.init(key).acting
     _, batch, _ = train.rollout.collect(key, first.learner.params, first.rollout)
     after, _ = train.learner.update(key, first.learner, batch)
+    leaves = map(jax.tree.leaves, (first.learner.params, after.params))
+    kept = [jnp.all(x == y) for x, y in zip(*leaves, strict=True)]
     old, new = (
         evaluate_policy(train.policy, params, batch).distribution.log_prob(batch.action)
         for params in (first.learner.params, after.params)
     )
     advantage, _ = _estimate_advantages(batch, settings)
-    return jnp.corrcoef(jnp.ravel(advantage), jnp.ravel(jnp.exp(new - old)))[0, 1]  # NaN without a change
+    direction = jnp.corrcoef(jnp.ravel(advantage), jnp.ravel(jnp.exp(new - old)))[0, 1]  # NaN without a change
+    return jnp.where(train.env.zero_sum, jnp.nan, direction), kept  # in such a game, rewards belong to one side
 
 
 def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -> dict[str, Any]:
@@ -363,8 +365,14 @@ def _measure_value_at_end(batch: Batch) -> Array:
     return jnp.sqrt(missed / jnp.mean(batch.value**2))
 
 
-def _compare_gradients(train: Train, params: Any, batch: Batch, advantage: Array, target: Array, vf_coef: Any) -> Any:
-    """Compare the gradients of both losses on shared parameters, and count units that no gradient reaches."""
+def _compare_gradients(
+    train: Train, params: Any, batch: Batch, advantage: Array, target: Array, vf_coef: Any, kept: list[Array]
+) -> dict[str, Array]:
+    """Compare the gradients of both losses on shared parameters, and count what no gradient reaches.
+
+    Of parameters that no gradient reaches even when they are new, only those that an update has `kept` are unused. A
+    part may train the others, such as the predictor of `rnd_loss`.
+    """
     scaled = advantage_normalize(advantage)
 
     def losses(params: Any) -> Array:
@@ -376,14 +384,13 @@ def _compare_gradients(train: Train, params: Any, batch: Batch, advantage: Array
         weighted = jnp.mean(jax.random.normal(jax.random.key(0), numbers.shape) * numbers)
         return jnp.stack([policy_loss, value_loss, weighted])
 
-    # Parameters that no gradient reaches even when they are new are not part of the network.
     both = jax.tree.map(lambda *x: jnp.stack(x), params, train.policy.init(jax.random.key(0)))
     leaves = jax.tree.leaves_with_path(jax.vmap(jax.jacrev(losses))(both))
     norms = jnp.stack([jnp.sqrt(jnp.sum(x[0, :2].reshape(2, -1) ** 2, axis=1)) for _, x in leaves])
     shared = jnp.all(norms > 0, axis=1, keepdims=True)
     policy, value = jnp.sqrt(jnp.sum(norms**2, axis=0, where=shared))
     biases = [x[:, 2] for path, x in leaves if "bias" in jax.tree_util.keystr(path) and x.ndim == 3]
-    unused = [jnp.all(x[:, 2] == 0) for _, x in leaves]  # also when they are new
+    unused = [jnp.all(x[:, 2] == 0) & same for (_, x), same in zip(leaves, kept, strict=True)]
     counts = [jnp.any(new) * jnp.array([jnp.sum(now == 0), now.size]) for now, new in biases]
     dead, units = sum(counts, jnp.zeros(2))
     return {

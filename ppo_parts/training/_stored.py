@@ -125,11 +125,13 @@ def format_changes(changed: Mapping[Any, tuple[Any, Any]]) -> str:
 
 
 def check_made_from(train: Train, config: Any) -> None:
-    """Raise if a run was made from a configuration that differs in more than the seed."""
+    """Raise if a run was made from a configuration that differs in more than its seed and the name of an own env."""
     if train.config is not None:
-        made, given = (encode_config(each) | {"seed": 0} for each in (train.config, config))
+        free = {"seed": 0} if train.recipe else {"seed": 0, "env_id": ""}
+        made, given = (encode_config(each) | free for each in (train.config, config))
         if changed := compare_settings(made, given):
-            says = f"must be the one that make_train was given; {format_changes(changed)}: make the run again"
+            remedy = "make the run again; if your own make_train changes its config, decorate it with training.recipe"
+            says = f"must be the one that make_train was given; {format_changes(changed)}: {remedy}"
             raise UserValueError(says, where="run", argument="config")
 
 

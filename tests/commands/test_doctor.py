@@ -273,9 +273,10 @@ def test_a_probe_sees_that_updates_go_the_wrong_way():
 
     reverse = altered(train, learner=train.learner._replace(update=go_back))
     factors = {"gamma": 0.99, "gae_lambda": 0.95}
-    right, wrong = (_probe._measure_direction(each, jax.random.key(0), factors) for each in (train, reverse))
-    assert right > 0.01
-    assert wrong < -0.01
+    right, wrong = (_probe._run_first_update(each, jax.random.key(0), factors) for each in (train, reverse))
+    assert right[0] > 0.01
+    assert wrong[0] < -0.01
+    assert not any(right[1])
 
 
 def test_a_probe_sees_that_answers_change_nothing_and_whether_values_foresee_the_end():

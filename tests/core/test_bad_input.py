@@ -300,6 +300,7 @@ VALUE_ERRORS = {
             BATCH.replace(log_prob=BOTH, losses={"policy": BOTH}), (), CONTEXT),
     "group must divide the 2 segments of a shard, got 4": (pp.tokens.group_advantage(group=4), ACTOR, given(shards=2)),
     "put it before the sampler, because the policy has already been evaluated": (GAE, FULL, AUGMENT, SURROGATE),
+    "replay: the rollout has truncated, but like does not": lambda: replayed(BATCH.replace(truncated=None), BATCH),
     "zero_sum: ... must write the advantage, but value_loss writes losses": lambda: pp.agents.zero_sum(VALUE),
     "zero_sum ... extras.seat": (pp.agents.zero_sum(GAE), ACTOR),
     "give temporal, spatial or both": lambda: pp.regularizers.smoothness_loss(temporal=None, spatial=None),

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import ppo_parts as pp
-from benchmarks.devices import read_collectives
+from benchmarks.devices import read_operations
 from ppo_parts import envs
 from ppo_parts import functional as f
 from ppo_parts._core.pieces import evaluate_shards
@@ -309,7 +309,7 @@ def check_learner(cases):
         one = jax.jit(learner.update).lower(KEY, state, batch).compile()
         several, arguments = compiled_on_devices(learner.update, state, batch, (sampler, refresh) == COVERING[0])
         assert_close(several(*arguments), one(KEY, state, batch), 2e-5, 1e-5)
-        check_communication(read_collectives(several), sampler, refresh)
+        check_communication(read_operations(several), sampler, refresh)
         if sampler != "prioritized":
             share = several.cost_analysis()["flops"] / one.cost_analysis()["flops"]
             assert share == pytest.approx(1 / DEVICES, rel=0.1)  # and what each device does for itself
@@ -352,7 +352,7 @@ def check_recurrent():
     expected = jax.jit(made.collect)(KEY, params, init)
     assert_close((state, batch, metrics), expected, 2e-5, 1e-5)
     jax.tree.map(lambda x, stays: [x.sharding.is_equivalent_to(stays, x.ndim)].index(True), state, sharding)
-    sums = [(x.kind, x.times) for x in read_collectives(compiled)]  # none in any of the steps
+    sums = [(x.kind, x.times) for x in read_operations(compiled)]  # none in any of the steps
     assert sums == [("all-reduce", 1)] * len(sums), sums
     assert len(sums) <= 4, sums  # of rounds, episodes, means and variances
     assert batch.log_prob.sharding.is_equivalent_to(batch.sharding(mesh).log_prob, 2)
@@ -365,9 +365,9 @@ def check_recurrent():
     assert_close(found, jax.jit(learner.update)(KEY, learner_state, expected[1]), 2e-5, 1e-5)
     assert found[1]["early_stopped"] == 1
     memory = sorted(params["memory"].shape)
-    sums = [x.times for x in read_collectives(several) if memory in [sorted(shape) for shape in x.shapes]]
+    sums = [x.times for x in read_operations(several) if memory in [sorted(shape) for shape in x.shapes]]
     assert sum(sums) == 4, sums  # once per minibatch, and not in every step of the recurrence
-    assert {x.kind for x in read_collectives(several)} == {"all-reduce"}
+    assert {x.kind for x in read_operations(several)} == {"all-reduce"}
 
     message = "several shards: the distribution must be a pytree of arrays, but SimpleNamespace is not"
     with pytest.raises(TypeError, match=f"for a recurrent policy and {message}"):

@@ -490,8 +490,12 @@ def test_masked_logits_take_no_part():
         np.testing.assert_array_equal(gradient * (1 - available), 0)
         assert np.abs(gradient).max() > 0
     assert distributions.mask_logits(3, True) == 3
-    added = jax.jit(lambda mask: distributions.mask_logits(logits, mask))(jnp.array([0.0, -jnp.inf, 0.0, 1.0]))
-    assert np.isnan(added).tolist() == [False, True, False, False]
+    masked = jax.jit(lambda mask: distributions.mask_logits(logits, mask))
+    assert np.isnan(masked(jnp.array([0.0, -jnp.inf, 0.0, 1.0]))).tolist() == [False, True, False, False]
+    assert np.isfinite(masked(jnp.array([0, 255, 1, 1], jnp.uint8))).all()  # a masked step may hold anything
+    with jax.numpy_dtype_promotion("strict"):
+        for dtype in (bool, jnp.int8, jnp.float32):
+            np.testing.assert_array_equal(masked(available.astype(dtype)), masked(available))
 
 
 def test_an_action_that_is_none_has_no_probability_whatever_its_dtype():

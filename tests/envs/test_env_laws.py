@@ -301,7 +301,7 @@ test_what_breaks_a_law_is_refused = refused(
         lambda: envs.auto_reset(
             lambda key: (0.0, jnp.zeros(1)), still, envs.Box((1,)), spaces.Dict(a=spaces.Discrete(2, start=1))
         ),
-        r"auto_reset: action_space must start from 0, got Discrete\(2, start=1\): subtract its start",
+        r"auto_reset: action_space must start from 0, got Discrete\(2, start=1\): describe it from 0",
     ),
     (lambda: stepping(reward=lambda x: jnp.zeros(2)), r"step: reward must be numbers of shape \(\), got float32\[2\]"),
     (lambda: stepping(info=lambda x: {"a": "won"}), r"step returned 'won' as \.info\['a'\], not a number"),
@@ -318,6 +318,7 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: stepping(mask=lambda x: jnp.ones(2, bool)), r"step: mask must be booleans of shape \(\), got bool\[2\]"),
     (lambda: like(action_space=SimpleNamespace(shape=(2,))), "has no bounds low and high: describe actions by an env"),
     (lambda: stepping(info=lambda x: {"return": x}), r"info\['return'\] has the name of a metric of every episode"),
+    (lambda: stepping(info=lambda x: {"episodes": x}), r"info\['episodes'\] has the name of a metric of every"),
     # Fields of a transition.
     field("final_obs", None, r"final_obs must be like the observation before, float32\[4, 2\], got None.*equals obs"),
     field("obs", jnp.zeros((4, 4)), r"obs must be like the observation before, float32\[4, 2\], got float32\[4, 4\]"),

@@ -404,6 +404,7 @@ test_what_cannot_work_is_refused = refused(
     (adapted(), NO_METRIC),
     (adapted(metrics={"loss": jnp.ones(())}), NO_METRIC),
     (lambda: pp.optim.scale_by_kl_adaptive_rate(1e-3, target_kl=0.0), "target_kl must lie in"),
+    (lambda: pp.critics.critic_loss(f.huber_value_loss, clip_eps=0.2), "unexpected keyword argument 'clip_eps'"),
     (lambda: applied(NO_AUX, minibatch()), "the policy returns no aux"),
     (lambda: THREE.init(make_params(), jax.random.key(0)), r"'predictor' for the predictor, got \['policy', 'value'\]"),
     (lambda: THREE.init(PARAMS), r"drawn with a key: call learner\.init\(params, key\)"),
