@@ -326,6 +326,17 @@ def smoothness_loss(mean: Wide, other: Wide, *, mask: Array | None = None) -> Ar
     return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
 
 
+@jax.custom_jvp
 def _ratio(logs: Array, needed: Array) -> Array:
-    """Return the ratio where it is needed, and 1 elsewhere, because 0 times an infinite ratio would be NaN."""
-    return jnp.exp(jnp.where(needed, logs, 0))
+    """Return the ratio where it is needed, and 1 elsewhere, because 0 times an infinite ratio would be NaN.
+
+    The ratio is its own derivative, so that XLA computes one exponential for all uses of `logs`. Without this rule,
+    the loss and its gradient take twice as long.
+    """
+    return jnp.where(needed, jnp.exp(logs), 1)
+
+
+@_ratio.defjvp
+def _differentiate_ratio(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    ratio = _ratio(*primals)
+    return ratio, jnp.where(primals[1], ratio, 0) * tangents[0]

@@ -447,3 +447,9 @@ def test_narrow_logits_draw_rare_actions_and_a_narrow_head_is_rescaled_without_l
     assert (bias.tolist(), bias.dtype, kernel.dtype) == ([1], jnp.bfloat16, jnp.bfloat16)
     with pytest.raises(f.ShapeError, match=r"the old mean must be one number, got an array of shape \(3,\)"):
         f.rescale_head(*head, (jnp.zeros(3), jnp.ones(3)), (0.0, 1.0))
+
+
+def test_a_clipped_loss_and_its_gradient_share_one_exponential():
+    loss = lambda x: jnp.mean(f.clipped_surrogate(x, x, clip_eps=0.2))  # noqa: E731
+    program = jax.jit(jax.value_and_grad(loss)).lower(jnp.ones((8, 16))).compile()
+    assert program.as_text().count(" exponential(") == 1
