@@ -43,6 +43,9 @@ def of_speed():
     for rival in ("purejaxrl", "purejaxrl, same options"):
         ours, theirs = (average("0.10.2", program, compile_seconds) for program in ("cleanrl", rival))
         yield three.format(*(ours / theirs))
+    gae = {tuple(x["size"]): x for x in results("parts", "cpu") if (x["part"], x["method"]) == ("gae", "ours")}
+    microseconds = [gae[size]["us"]["median"] for size in ((128, 4), (128, 2048))]
+    yield "`gae` takes {:.2f} µs at 128x4 and {:.0f} µs at 128x2048".format(*microseconds)
     yield "docs/devices.md"
     rows = {(row["num_envs"], row["program"]): row for row in results("train", "h100") if row["seeds"] == 1}
     ours, theirs, puffer = ([rows[n, p] for n in (65536, 8192)] for p in ("cleanrl", "purejaxrl", "pufferlib"))
