@@ -406,6 +406,9 @@ def _list_left(played: Played) -> Iterator[str]:
     if counted.any():
         says = "an agent ended before its episode did, and its later steps count"
         yield f"{says}: if it has left, return mask, False in the steps after its end"
+    if out.mask is not None and (over & ~left & ~out.mask)[1:][out.mask[:-1] & ~ended[:-1]].any():
+        says = "the step in which an agent ended does not count, although the step before it does"
+        yield f"{says}: mask is True in the step that ends an agent, and False in the steps after it"
     if ((left | over).all(axis=-1) & ~played.ended).any():
         says = "all agents have ended, but in different steps, so the episode continues"
         yield f"{says}: keep terminated True for an agent that has left"

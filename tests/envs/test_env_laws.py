@@ -412,6 +412,7 @@ def test_rewards_of_absent_agents_do_not_count():
     at_last = lambda out: jnp.repeat(out.ended[:, None], 2, axis=1)  # noqa: E731
     for change, says in (
         ({"mask": lambda out: None}, "its later steps count: .* return mask, False"),
+        ({"mask": lambda out: ~out.terminated}, "ended does not count.*: mask is True in the step that ends an agent"),
         ({"terminated": once, "truncated": at_last}, "keep terminated True for an agent that has left"),
     ):
         notes = envs.check_laws(altered(env, **change), num_steps=9).notes
