@@ -63,8 +63,11 @@ time axis: move vtrace before it, or use segment_minibatches()
         if hasattr(part, "trains"):
             raise UserTypeError("chain: a phase is not a part: put it into phases(name=phase(...))")
         if not isinstance(part, Part):
-            called = f": did you forget to call it, {part.__name__}(...)?" if hasattr(part, "__name__") else ""
-            raise UserTypeError(f"chain: expected parts, got {kind(part)}{called}")
+            name = getattr(part, "__name__", None)
+            remedy = f": did you forget to call it, {name}(...)?" if name else ""
+            if str(getattr(part, "__module__", "")).startswith("ppo_parts.functional"):
+                remedy = f": functional.{name} takes arrays: use the part {name}(...), or policy_loss(functional.{name})"
+            raise UserTypeError(f"chain: expected parts, got {kind(part)}{remedy}")
     flat = tuple(inner for part in parts for inner in parts_of(part))
     check_order(flat)
     return Chain(
