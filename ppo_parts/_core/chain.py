@@ -66,7 +66,7 @@ time axis: move vtrace before it, or use segment_minibatches()
             name = getattr(part, "__name__", None)
             remedy = f": did you forget to call it, {name}(...)?" if name else ""
             if str(getattr(part, "__module__", "")).startswith("ppo_parts.functional"):
-                remedy = f": functional.{name} takes arrays: use the part {name}(...), or policy_loss(functional.{name})"
+                remedy = f": functional.{name} takes arrays: use {name}(...) or policy_loss(functional.{name})"
             raise UserTypeError(f"chain: expected parts, got {kind(part)}{remedy}")
     flat = tuple(inner for part in parts for inner in parts_of(part))
     check_order(flat)
