@@ -330,7 +330,7 @@ TYPE_ERRORS = {
     "Box ... got -1; the order is Box(shape, low": lambda: envs.Box(-1, 1, (1,)),
     # functions and parts, or none where there should be one
     "got function: did you forget to call it, gae(...)?": lambda: pp.chain(pp.gae, FULL),
-    "got function: functional.cispo takes arrays: use cispo(...) or policy_loss(functional.cispo)": lambda: pp.chain(FULL, pp.functional.cispo),
+    "got function: functional.cispo takes arrays: use cispo(...) or": lambda: pp.chain(FULL, pp.functional.cispo),
     "got a list of them ... chain(*parts)": lambda: pp.chain([GAE, FULL]),
     "chain: an optimizer is not a part: pass it to learner(": lambda: pp.chain(GAE, SGD),
     "evaluate ... None": lambda: pp.learner(None, CRITIC, SGD),
