@@ -76,16 +76,21 @@ def varying_like(tree: Any, like: Any) -> Any:
     return jax.tree.map(lambda x: varying(jnp.asarray(x)), tree)
 
 
+def has_explicit_axes(x: Any) -> bool:
+    """Return whether an array is sharded over a mesh with explicit axes."""
+    sharding = getattr(jax.typeof(x), "sharding", None) if hasattr(jax, "typeof") else None
+    return sharding is not None and hasattr(jax.sharding, "auto_axes") and any(a is not None for a in sharding.spec)
+
+
 def on_automatic_mesh(f: Callable[..., Any], like: Any) -> Callable[..., Any]:
     """Let XLA choose the shardings inside `f` if the array `like` is sharded over a mesh with explicit axes.
 
     On such a mesh, JAX does not infer the sharding of rows that are gathered from an array. The results of `f` are then
     replicated on each device.
     """
-    sharding = getattr(jax.typeof(like), "sharding", None) if hasattr(jax, "typeof") else None
-    if sharding is None or not hasattr(jax.sharding, "auto_axes") or all(axis is None for axis in sharding.spec):
+    if not has_explicit_axes(like):
         return f
-    whole = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+    whole = jax.sharding.NamedSharding(jax.typeof(like).sharding.mesh, jax.sharding.PartitionSpec())
     return jax.sharding.auto_axes(f, out_sharding=whole)
 
 

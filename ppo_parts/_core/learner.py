@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._base.checked import checked
 from .._base.hyperparameters import check_takes
-from .._base.trees import on_automatic_mesh, varying_like, without_weak_types
+from .._base.trees import has_explicit_axes, on_automatic_mesh, varying_like, without_weak_types
 from ..errors import UserTypeError, UserValueError
 from ..functional._arguments import check_key
 from .batch import Array, Batch, Evaluate, Output, Params, Policy
@@ -167,7 +167,7 @@ class _Learner:
         return jax.tree.map(jnp.copy, without_weak_types(state))
 
     def update(self, key: Array, state: LearnerState, batch: Batch) -> tuple[LearnerState, Metrics]:
-        """Check the arguments, and update."""
+        """Run the shared parts, each phase, and the `finish` of each part."""
         check_key("learner.update", "key", key)
         if not isinstance(state, LearnerState):
             raise UserTypeError(
@@ -175,10 +175,8 @@ class _Learner:
                 f"got {type(state).__name__}"
             )
         check_rollout(batch, self.policy)
-        return on_automatic_mesh(self._update, batch.log_prob)(key, state, batch)
-
-    def _update(self, key: Array, state: LearnerState, batch: Batch) -> tuple[LearnerState, Metrics]:
-        """Run the shared parts, each phase, and the `finish` of each part."""
+        if has_explicit_axes(batch.log_prob):
+            return on_automatic_mesh(self.update, batch.log_prob)(key, state, batch)
         # Inside `shard_map`, the rollout may differ between devices, and so may parameters trained on it. The carries
         # of the loops below must then be marked as varying from the beginning.
         key, state = varying_like((key, state), batch.log_prob)
