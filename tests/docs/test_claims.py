@@ -111,7 +111,7 @@ def of_humanoid():
     before = _tables.merge(_tables.read_results("retired", "swimmer_little_noise_1", "swimmer_little_noise_101"))
     little, ours = (np.reshape(run["last_evaluation"]["per_seed"], (-1, 10)) for run in (before, now))
     assert now["seeds"] == [*before["seeds"], *range(201, 211)]
-    yield "With the recipe's 0.37, the last evaluations of these seeds are {:.0f} and {:.0f}".format(*little.mean(axis=1))
+    yield "the last evaluations of these seeds are {:.0f} and {:.0f}".format(*little.mean(axis=1))
     yield "instead of {:.0f} and {:.0f}, and four".format(*ours[:2].mean(axis=1))
     assert [np.sum(x < 150) for x in (little, ours[:2])] == [4, 1]
     yield f"reach {_pages.show_interval(training.summary(ours[2]))}, and each at least {ours[2].min():.0f}"
