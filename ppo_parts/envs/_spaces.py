@@ -115,12 +115,10 @@ def _is_space(x: Any) -> bool:
 def check_space(where: str, name: str, space: Any) -> None:
     """Raise unless an object has the attributes of a space, whose integers start from 0."""
     if _is_space(space):
-        inner = space.spaces if is_tree(space) else ()
-        for each in inner.values() if isinstance(inner, Mapping) else inner:
-            check_space(where, name, each)
-        if np.any(getattr(space, "start", 0)):
-            remedy = "describe it from 0, and convert in the environment"
-            raise UserValueError(f"must start from 0, got {space!r:.200}: {remedy}", where=where, argument=name)
+        for each in list_spaces(space):
+            if np.any(getattr(each, "start", 0)):
+                says = f"must start from 0, got {each!r:.200}: describe it from 0, and convert in the environment"
+                raise UserValueError(says, where=where, argument=name)
         return
     remedy = "envs.Box(shape), envs.Discrete(n), or an envs.Dict or envs.Tuple of spaces"
     if is_whole(space):

@@ -8,6 +8,7 @@ import functools
 import re
 from types import SimpleNamespace
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -197,6 +198,8 @@ VALUE_ERRORS = {
     "params['actor'] ... ['policy', 'value']": (PHASES, {"optimizer": TWO}),
     # samplers and replays
     "5 of 4 segments ... replacement": (GAE, PRIORITIZED(1, segments_per_minibatch=5), VALUE),
+    "shuffled_minibatches ... carry ... segment_minibatches()":
+        (GAE, SHUFFLED, VALUE, given(carry=jnp.zeros(SEGMENTS))),
     "[0, 24) ... 0 to 24": (GAE, pp.given_indices([[0, 24]]), VALUE),
     "[0, 4) for segments ... 0 to 4": (GAE, pp.given_indices([[0, 4]], axis="segment"), VALUE),
     "[K, M] ... (2, 0)": lambda: pp.given_indices(np.zeros((2, 0), int)),
@@ -269,7 +272,8 @@ VALUE_ERRORS = {
     "its schedule is 0 at step 0": lambda: pp.clipped_surrogate(clip_eps=lambda step: 0.0 * step),
     "its schedule is -0.1 at the end": lambda: pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, -0.1, 100)),
     "but its schedule returns shape (3,)": lambda: pp.clipped_surrogate(clip_eps=lambda step: jnp.ones(3)),
-    "scale_by_update_schedule: learning_rate must lie in [0, inf]": lambda: pp.optim.scale_by_update_schedule(-0.1),
+    "scale_by_update_schedule: learning_rate must lie in [0, inf], got -0.1":
+        lambda: pp.optim.scale_by_update_schedule(-0.1),
     "natural_gradient: the losses must be 'kl_penalty' ... and another; got ['policy']":
         (GAE, FULL, SURROGATE, {"optimizer": pp.optim.natural_gradient(0.01)}),
     "field: factor must lie in [-inf, inf], got nan": lambda: np.nan * pp.field("extras.w"),
@@ -326,7 +330,9 @@ TYPE_ERRORS = {
     "a Batch has no field 'done': pass terminated, and truncated for time limits": lambda: pp.Batch(done=0),
     "clipped_surrogate(log_ratio, advantage, mask=..., clip_epsilon=...): missing a required ... 'clip_eps'":
         lambda: pp.policy_loss(f.clipped_surrogate, clip_epsilon=0.2),
-    "the part 'chain': the order is learner(evaluate, pipeline, optimizer)": lambda: pp.learner(CRITIC, evaluate, SGD),
+    "got the part 'chain': the order is learner(evaluate, pipeline, optimizer)":
+        lambda: pp.learner(CRITIC, evaluate, SGD),
+    "learner: evaluate must take (params, batch); this one takes (p)": lambda: pp.learner(lambda p: p, CRITIC, SGD),
     "Box ... got -1; the order is Box(shape, low": lambda: envs.Box(-1, 1, (1,)),
     # functions and parts, or none where there should be one
     "got function: did you forget to call it, gae(...)?": lambda: pp.chain(pp.gae, FULL),
@@ -376,6 +382,7 @@ TYPE_ERRORS = {
     "mine: draw must return (indices, weight), got 3 items": draws(lambda item: (item, None, None)),
     "mine: draw must return an array for axis='step', got list": draws(lambda item: ([0, 1], None)),
     "mine: draw must return an array for axis='step', got NoneType": draws(lambda item: (None, None)),
+    "permutation: size must be an integer in [1, 2147483647], got 2.5": lambda: f.permutation(CONTEXT.key, 2.5),
     "read_curve: window must be ... got 2.5": lambda: compare.read_curve("a", ["a"], window=2.5),
     "mine: draw must return integers, got float32": draws(lambda item: (item * 1.0, None)),
     "mine: draw must return Windows for axis='window'": draws(lambda item: (item, None), "window"),
@@ -404,6 +411,7 @@ TYPE_ERRORS = {
     "integers ... float64": lambda: pp.given_indices([[0.0, 1.0]]),
     # policies and rollouts
     "env must be an environment, got the part 'gae': pass it as pipeline=": lambda: rollout_of(GAE),
+    "rollout: ... is not an environment: make one with envs.make": lambda: rollout_of(gymnax.make("CartPole-v1")[0]),
     "actions are float32[2, 1], but each of [2] environments takes one of 2 actions":
         lambda: collect(envs.Discrete(2), distributions.Normal(jnp.zeros((2, 1)), jnp.ones(1))),
     "actions are int32[2], but each of [2] environments takes numbers of shape (1,): ... mean [..., 1]":
@@ -502,6 +510,11 @@ def test_bad_input(error, says, call):
     with pytest.raises(error, match=".*".join(map(re.escape, says.split(" ... ")))) as raised:
         call() if callable(call) else update(*call)
     assert isinstance(raised.value, pp.errors.UserError) == (says not in REFUSED_BY_PYTHON)
+
+
+def test_a_shape_error_is_a_value_error():
+    assert issubclass(pp.errors.ShapeError, ValueError)
+    assert pp.errors.ShapeError is f.ShapeError
 
 
 def test_what_only_looks_bad_is_accepted():

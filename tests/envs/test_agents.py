@@ -135,7 +135,10 @@ def test_observations_of_agents_may_be_plain_arrays_or_have_what_only_the_critic
 test_what_does_not_fit_several_agents_is_refused = refused(
     (lambda: envs.fold_agents(envs.fold_agents(bit_game())), "one agent already"),
     (lambda: envs.fold_agents(bit_game()).reset(jax.random.key(0), 5), "counts agents .* multiple of 2, got 5: give 6"),
-    (lambda: pp.rollout(envs.fold_agents(bit_game()), abs, num_envs=8, num_steps=1, shards=8), "_envs / 2 agents = 4"),
+    (
+        lambda: pp.rollout(envs.fold_agents(bit_game()), abs, num_envs=8, num_steps=2, shards=8),
+        "shards=8 must be an integer that divides num_envs / 2 agents = 4",
+    ),
     (lambda: envs.check(altered(bit_game(), ended=lambda out: None)), r"ended must be .* got None: where the episode"),
 )
 

@@ -199,7 +199,9 @@ UNLAWFUL = {
         (available(False, True), r"^obs\.available leaves no action in step 0"),
         (available(True, False), r"^obs\.available leaves no action in step 1"),
         (available(True, [1, 1, 0, 0], envs.MultiDiscrete((2, 2))), "in step 1 .* of each choice, at least")],
-    "flags": [(out(ended=lambda out: out.truncated, truncated=lambda out: out.truncated & False), "ended is True in")],
+    "flags": [
+        (out(ended=lambda out: out.truncated, truncated=lambda out: out.truncated & False), "ended is True in step")
+    ],
     "final_observation": [
         (out(final_obs=lambda out: out.obs), r"final_obs equals obs .* reset"), (never_final, r"final_obs equals obs"),
         (out(final_obs=lambda out: out.final_obs + 1), r"differs from obs in step 0 of environment 0")],
@@ -309,6 +311,7 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: resetting(step, lambda key: jnp.zeros(1)), r"^auto_reset: reset must return \(state, obs\), got floa"),
     (lambda: resetting(step, lambda key: (0, jnp.zeros(1), {})), r"reset must return \(state, obs\), got 3 items"),
     (lambda: stepping(terminated=lambda x: 0.3), r"terminated must .* \(\), got float32\[\]: return terminated > 0"),
+    (lambda: stepping(terminated=lambda x: 2), r"terminated must .* \(\), got int32\[\]: return terminated > 0"),
     (lambda: stepping(reward=lambda x: 1.0 if x > 0 else 0.0), TRACED + "if x > 0 .*: use jnp.where or jax.lax.cond"),
     (lambda: stepping(obs=lambda x: np.sin(x)[None]), TRACED + r".*np\.sin.* and jnp instead of np"),
     (lambda: stepping(reward=lambda x: x[None][x[None] > 0].sum()), TRACED),

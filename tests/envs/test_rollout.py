@@ -123,7 +123,10 @@ test_what_cannot_be_collected_is_refused = refused(
     (collect(1.0, RolloutState(0, jnp.zeros((3, 1)))), r"state has \[3\] environments, but this rollout has \[2\]"),
     (collecting(CLOCK, uniform, keep_info=("won",)), r"'won' must be an entry of the .*'s info, .* \['cost'\]: "),
     (collecting(CLOCK, uniform, record=("bonus",)), r"'bonus' must be an .*'s aux.* aux={'bonus': \.\.\.}\)"),
-    (collecting(CLOCK, not_a_tree, keep_distribution=True), "keep_distribution needs .* a pytree .*, but SimpleNames"),
+    (
+        collecting(CLOCK, not_a_tree, keep_distribution=True),
+        "keep_distribution needs .* a pytree of arrays, but SimpleNamespace is not",
+    ),
     (collecting(altered(CLOCK, reward=lambda out: out.reward[:, None]), uniform), "reward must be floats of shape"),
     (collecting(CLOCK, lambda *given: (*uniform(*given), {"x": 1})), "carry, dict, without an initial_carry: give it"),
     (collecting(CLOCK, pp.Policy(dict, uniform, lambda n: jnp.zeros(4))), r"with \[N\] = \[2\], got float32\[4\]"),

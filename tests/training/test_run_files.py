@@ -185,7 +185,10 @@ def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path
         assert not list(tmp_path.iterdir()), message
     for where, message in (
         ({"name": "b"}, "run: name names only new runs, got 'b', and resume continues a/run in place"),
-        ({"directory": Path("b")}, "run: directory holds only new runs, got b, and resume continues a/run: leave it"),
+        (
+            {"directory": Path("b")},
+            "run: directory holds only new runs, got b, and resume continues a/run: leave it out",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             run(train, tiny(UPDATES), RunOptions(resume=Path("a/run"), **where))

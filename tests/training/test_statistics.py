@@ -91,7 +91,8 @@ def test_bad_arguments_of_public_functions_are_named():
 
 
 def test_a_part_in_the_place_of_a_policy_is_named():
-    with pytest.raises(UserTypeError, match=r"policy must be a ppo_parts.Policy, got the part 'full_batch': pass"):
+    says = "policy must be a ppo_parts.Policy, got the part 'full_batch': pass it as"
+    with pytest.raises(UserTypeError, match=says):
         training.Train.of(CONFIG, None, pp.full_batch(), None, None)
 
 
