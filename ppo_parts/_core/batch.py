@@ -81,6 +81,8 @@ class Policy:
 
     def __call__(self, params: Params, batch: Batch) -> Any:
         """Compute `evaluate(params, batch)`."""
+        if not isinstance(batch, Batch):
+            raise UserTypeError(f"policy(params, batch): batch must be a Batch, got {kind(batch)}: pass Batch(obs=obs)")
         return self.evaluate(params, batch)
 
 
@@ -292,7 +294,7 @@ class Batch:
         if self.current is None:
             raise UserValueError(
                 "batch.current_log_ratio() needs the policy being trained, which exists only after the sampler: put "
-                'the part there, and declare place="after_sampler"'
+                'the part there, and declare place="after_sampler" (in a loop of your own, give it a Batch.current)'
             )
         return self.current.log_prob - self.log_prob
 

@@ -118,7 +118,16 @@ def inner_key(part: Part, key: Any) -> Any:
 
 def init_parts(parts: Sequence[Part], params: Params, key: Any = None) -> tuple[Any, ...]:
     """Return the initial state of each part, made with its own key."""
-    return tuple(part.init(params, part_key(key, index)) for index, part in enumerate(parts))
+    states = []
+    for index, part in enumerate(parts):
+        try:
+            states.append(part.init(params, part_key(key, index)))
+        except TypeError as error:
+            if key is None and "key" in str(error):
+                says = f"init of the part {part.name!r} needs a key: learner.init(params, key)"
+                raise UserTypeError(f"{says} ({error})") from error
+            raise
+    return tuple(states)
 
 
 def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: Context) -> tuple[Batch, Any]:
@@ -158,6 +167,10 @@ def _check_result(part: Part, given: Batch, result: Any) -> tuple[Batch, Any]:
         if lost and field not in part.requires and not isinstance(part, Divider):
             says = f"{part.name}: update removed {', '.join(sorted(lost))} from the {field} of earlier parts"
             raise UserValueError(f"{says}: add its own with batch.{add}(...), or declare requires=({field!r},)")
+    for name in batch.losses.keys() - given.losses.keys() if part.elementwise and batch.log_prob is not None else ():
+        if (shape := batch.losses[name].shape) != batch.log_prob.shape:
+            says = f"declares elementwise, but its loss {name!r} has shape {shape}, not one number per element"
+            raise UserValueError(f"{part.name}: {says}: leave elementwise out")
     return batch, state
 
 

@@ -71,9 +71,10 @@ def differentiate(
         results = loss_of(phase, trained, minibatch, state, context, output)
         results = jax.tree.map(lambda x: x, results)  # sorts metric names, as `value_and_grad` does
     if not traced:
+        of_phase = f" of phase {phase.name!r}" if phase.name else ""
         raise UserValueError(
-            "learner: no loss after the sampler depends on the parameters, so nothing is learned: use what the policy "
-            "being trained computes, such as batch.current.value instead of batch.value"
+            f"learner: no loss after the sampler{of_phase} depends on the parameters, so nothing is learned: evaluate "
+            "must use params, and losses what it computes, such as batch.current.value instead of batch.value"
         )
     return results, gradient
 

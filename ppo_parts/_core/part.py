@@ -37,7 +37,8 @@ class Context:
         params: after the sampler, the parameters being trained; before it, the latest parameters of the update.
         evaluate: the policy. In a learner, it returns an `Output`, even if the policy returns a tuple.
         epoch, minibatch: int32 scalars, the position within the phase. Before the sampler they are 0, or with a
-            `refresh` the position of the epoch or minibatch before which the part runs.
+            `refresh` the position of the epoch or minibatch before which the part runs. In a loop of your own, a
+            sampler draws the minibatch at this position; all minibatches of a loop must have the same key.
         num_minibatches: number of minibatches per epoch.
     """
 

@@ -14,7 +14,7 @@ from .._base.checked import Count, checked
 from .._base.hyperparameters import check_takes
 from .._base.trees import on_automatic_mesh
 from ..errors import ShapeError, UserTypeError, UserValueError
-from ..functional._common import nan_where, unsqueeze
+from ..functional._common import known_values, nan_where, unsqueeze
 from .batch import PER_SEGMENT, PER_STEP, Array, Batch, field_axes, kind
 from .part import Context, Divider, Part, PartState, no_state
 from .policy import evaluate_current
@@ -202,14 +202,19 @@ def sampler_of_shards(
     """Make a sampler whose `plan` and `draw` receive the whole rollout, with all its shards; see `Sampler`."""
 
     def update(batch: Batch, state: PartState, context: Context) -> tuple[Batch, PartState]:
-        # If a sampler runs as a plain part, it draws the first minibatch of the first epoch.
-        return on_automatic_mesh(first, batch.log_prob)(batch, context), state
+        # If a sampler runs as a plain part, it draws the minibatch at the position of the context.
+        return on_automatic_mesh(drawn, batch.log_prob)(batch, context), state
 
-    def first(batch: Batch, context: Context) -> Batch:
-        draw_key = jax.random.fold_in(context.key, 2**31)  # `part_key` explains why this number is large
-        item = jax.tree.map(lambda x: x[0], plan(context.key, batch, 0))
+    def drawn(batch: Batch, context: Context) -> Batch:
+        index, plan_key = context.minibatch, jax.random.fold_in(context.key, context.epoch)
+        if (known := known_values(index)) is not None and known not in range(num_minibatches):
+            raise UserValueError(f"must be in [0, {num_minibatches}), got {index}", where=name, argument="minibatch")
+        draw_key = jax.random.fold_in(jax.random.fold_in(plan_key, 2**31), index)  # `part_key` explains this number
+        item = jax.tree.map(lambda x: jnp.asarray(x)[index], plan(plan_key, batch, context.epoch))
         indices, weight = draw(item, batch, context.replace(key=draw_key))
         minibatch = made.take(batch, indices, weight)
+        outside = (index < 0) | (index >= num_minibatches)
+        minibatch = minibatch.replace(log_prob=nan_where(outside, minibatch.log_prob))
         return minibatch.replace(current=evaluate_current(context.evaluate, context.params, minibatch))
 
     made = Sampler(

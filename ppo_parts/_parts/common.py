@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._base.hyperparameters import Numeric, check_number
+from .._base.hyperparameters import check_number
 from .._base.moments import Moments
 from .._core.batch import Array, Batch
 from .._core.part import Context, Part, stateless
@@ -46,17 +46,15 @@ def loss_part(
     name: str,
     loss: Callable[..., Any],
     numbers: Mapping[str, Any] | None = None,
-    *,
-    coef: Numeric | None = None,
     **declared: Any,
 ) -> Part:
     """Make a part that adds `coef` times a loss per element, `loss(batch, context, **numbers)`, as the loss `name`.
 
-    `loss` receives the values of the hyperparameters in this update; a `coef` of None means 1. The metric is
-    `<name>_loss`, the mean without the coefficient. If the function returns `(loss, measured)`, the metrics are the
-    means of the arrays `measured` instead.
+    `loss` receives the values of the hyperparameters in this update; without `coef` in `declared`, the coefficient is
+    1. The metric is `<name>_loss`, the mean without the coefficient. If the function returns `(loss, measured)`, the
+    metrics are the means of the arrays `measured` instead.
     """
-    weight = {} if coef is None else check_numbers(where, coef=coef)
+    weight = check_numbers(where, coef=declared.pop("coef")) if "coef" in declared else {}
 
     def update(batch: Batch, context: Context, /, **values: Any) -> Batch:
         coef = values.pop("coef") if weight else 1.0

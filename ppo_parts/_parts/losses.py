@@ -293,8 +293,13 @@ def check_loss(
     If a loss of `functional` declares their ranges, later values of schedules and fields outside them become NaN. With
     `probe`, call `loss` with `[1, 1]` arrays and the first values of schedules; it must return a `[1, 1]` array.
     """
+    signature, ours = inspect.signature(loss), declaration(loss, "along_time") is not None
+    if ours and [*signature.parameters][1] != inputs[1]:
+        says = f"takes {' and '.join([*signature.parameters][:2])}, not {' and '.join(inputs)}"
+        kinds = "policy_loss is for policy losses, critics.critic_loss for value losses"
+        raise UserTypeError(f"{where}: functional.{loss.__name__} {says}: {kinds}")
     try:
-        inspect.signature(loss).bind(None, None, mask=None, **hyperparameters)
+        signature.bind(None, None, mask=None, **hyperparameters)
     except TypeError as error:
         call = ", ".join((*inputs, *(f"{name}=..." for name in ("mask", *hyperparameters))))
         raise UserTypeError(f"{where}: {getattr(loss, '__name__', loss)}({call}): {error}") from None

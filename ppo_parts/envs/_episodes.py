@@ -14,7 +14,7 @@ from .._base.batching import cond_any
 from .._base.checked import Count, checked
 from .._base.hyperparameters import check_takes
 from .._base.trees import are_alike, select, without_weak_types
-from ..errors import UserTypeError
+from ..errors import UserTypeError, UserValueError
 from ..functional._common import unsqueeze
 from ._env import Array, Env, Transition, as_observation, check_field, check_items, check_like
 from ._rendering import as_frame
@@ -131,6 +131,9 @@ def auto_reset(
     check_space("auto_reset", "action_space", action_space)
     if privileged_space is not None:
         check_space("auto_reset", "privileged_space", privileged_space)
+    if zero_sum and num_agents is not None:
+        says = f"must be False with num_agents={num_agents}, because the policy plays both sides of a zero-sum game"
+        raise UserValueError(f"{says} in turn", where="auto_reset", argument="zero_sum")
     initial_shared, agents = jax.tree.map(jnp.asarray, shared), () if num_agents is None else (num_agents,)
 
     def is_observation(x: Any) -> bool:

@@ -31,6 +31,12 @@ from ._normalization import ShardMoments, map_moments
 from ._spaces import count_options, is_tree, list_spaces, make_action_struct
 
 
+def check_acting(where: str, params: Params) -> None:
+    """Raise if the parameters of a policy are still inside the learner's state."""
+    if isinstance(params, LearnerState):
+        raise UserTypeError(f"{where}: params must be those of the policy, got a LearnerState: pass its .params")
+
+
 class RolloutState(NamedTuple):
     """The state that one rollout passes to the next: environment states and the next observations."""
 
@@ -216,8 +222,7 @@ def rollout(
         if not isinstance(state, RolloutState):
             must = "state must be a RolloutState, as rollout.init(key) or the last collect returned it"
             raise UserTypeError(f"{where}: {must}, got {kind(state)}")
-        if isinstance(params, LearnerState):
-            raise UserTypeError(f"{where}: params must be those of the policy, got a LearnerState: pass its .params")
+        check_acting(where, params)
         given = jax.tree.leaves(state.obs)[0].shape[: len(each)]
         if given != each:
             says = f"state has {list(given)} environments, but this rollout has {list(each)}"

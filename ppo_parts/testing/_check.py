@@ -153,10 +153,12 @@ def check_hyperparameters(
             kept = {name: x for name, x in out.metrics.items() if "nonfinite/" not in name}
             return Result(out.replace(metrics=kept, reductions=()), new)
 
-        expected = apply(numeric)
-        for way, run, given_as in (("an array", jax.jit(apply), arrays), ("a schedule", apply, schedules)):
+        found = dict[str, Any]()
+        ways = (("a number", apply, numeric), ("an array", jax.jit(apply), arrays), ("a schedule", apply, schedules))
+        for way, run, given_as in ways:
             try:
-                wrong = compare(run(given_as), expected)
+                found[way] = run(given_as)
+                wrong = compare(found[way], found["a number"])
             except (TypeError, *VALUE_NEEDED) as error:
                 summary = str(error).partition("\n")[0]
                 raise UserValueError(

@@ -142,7 +142,7 @@ def example_context(seed: int = 0, dtype: Any = jnp.float32) -> Context:
         step=jnp.int32(STEP),
         params=make_params(seed, dtype),
         evaluate=evaluate_either,
-        minibatch=jnp.int32(1),
+        minibatch=jnp.int32(0),
         num_minibatches=2,
     )
 

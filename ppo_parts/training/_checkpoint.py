@@ -64,8 +64,8 @@ class Checkpoints:
                 shutil.rmtree(partial, ignore_errors=True)
         steps = self.steps()
         if later := [x for x in steps if x > step]:
-            says = f"{self.directory} has later checkpoints than {step}, which restore prefers"
-            warnings.warn(f"{says}, {later}: save to another folder", RuntimeWarning, stacklevel=2)
+            says = f"{self.directory} has later checkpoints than {step}, {later}, which restore would load"
+            warnings.warn(f"{says}: save to another folder", RuntimeWarning, stacklevel=2)
         for old in [] if self._keep is None else steps[: len(steps) - len(later)][: -self._keep]:
             if old != best:  # rename first, so that a kill leaves no broken checkpoint
                 partial = self.directory / f"{old}{PARTIAL}"

@@ -15,7 +15,7 @@ from .._base.trees import select
 from .._core.batch import Array, Evaluate, Params
 from .._core.policy import apply_policy, carry_after, policy_keys
 from ..envs._env import Env, Transition, check_env
-from ..envs._rollout import RolloutState
+from ..envs._rollout import RolloutState, check_acting
 from ..errors import UserValueError
 from ..functional._arguments import check_key
 
@@ -78,6 +78,7 @@ def evaluate_episodes(
     check_env("evaluate_episodes", env)
     check_takes("evaluate_episodes", "policy", policy, ("params", "batch"))
     check_key("evaluate_episodes", "key", key)
+    check_acting("evaluate_episodes", params)
     key, reset_key = jax.random.split(key)
     first = RolloutState.begin(env, policy, episodes, *env.reset(reset_key, episodes))
     if find_moments(first.env_state):

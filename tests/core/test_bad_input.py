@@ -40,6 +40,7 @@ TWO, FIVE = {"actor": SGD, "critic": SGD}, jnp.ones(5)
 RECURRENT = {"evaluate": pp.Policy(lambda key: {}, lambda params, batch: batch.reset[0], jnp.zeros)}
 COUNTS = pp.Part(lambda *_: 0.0, lambda b, s, c: (b, s), "counts", finish=lambda b, s, c: s + b.advantage * 2)
 AUGMENT = pp.stateless(lambda b: b.replace(obs=-b.obs), requires=("obs",), provides=("obs",), reads=())
+DRAWS = pp.Part(lambda params, key: jax.random.normal(key), lambda b, s, c: (b, s), "draws", reads=())
 given, learner = BATCH.replace, functools.partial(pp.learner, evaluate, optimizer=SGD)
 
 
@@ -124,6 +125,8 @@ OF_THE_ROLLOUT = pp.stateless(
 )
 VALUE_ERRORS = {
     "Context: there is no policy to evaluate: give one": lambda: FULL.update(BATCH, (), CONTEXT),
+    "shuffled_minibatches: minibatch must be in [0, 2), got 2":
+        lambda: SHUFFLED.update(BATCH, (), CONTEXT.replace(minibatch=2)),
     # the order of a chain
     "shuffled_minibatches and segment_minibatches ... phases": lambda: pp.chain(GAE, SHUFFLED, SEGMENT),
     "gae ... given_indices ... move gae before it": lambda: pp.chain(pp.given_indices([[0]]), GAE),
@@ -145,8 +148,10 @@ VALUE_ERRORS = {
     "advantage_normalize writes advantage, and no part after it reads it, because a later part overwrites it":
         (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
     "no loss after the sampler depends on the parameters": (FULL, OF_THE_ROLLOUT),
-    "so nothing is learned: use what the policy being trained computes":
+    "so nothing is learned: evaluate must use params, and losses what it computes":
         (FULL, OF_THE_ROLLOUT, {"evaluate": pp.microbatched(evaluate, 6)}),
+    "mine: declares elementwise, but its loss 'own' has shape (2,), not one number per element: leave elementwise out":
+        (GAE, SEGMENT, mine(lambda b: b.add_loss("own", b.current.value[0], per="segment"), elementwise=True)),
     "no part added a loss ... clipped_surrogate": (GAE, FULL, pp.policy_diagnostics(), metric("own")),
     "no part of phase 'all' added a loss":
         (GAE, pp.phases(all=pp.phase(pp.chain(FULL, metric("own")), trains=None)), {"optimizer": {"all": SGD}}),
@@ -336,6 +341,15 @@ TYPE_ERRORS = {
     "Box ... got -1; the order is Box(shape, low": lambda: envs.Box(-1, 1, (1,)),
     # functions and parts, or none where there should be one
     "got function: did you forget to call it, gae(...)?": lambda: pp.chain(pp.gae, FULL),
+    "policy_loss: functional.value_loss takes value and target, not log_ratio and advantage: ... critics.critic_loss":
+        lambda: pp.policy_loss(f.value_loss),
+    "critic_loss: functional.cispo takes log_ratio and advantage, not prediction and target":
+        lambda: pp.critics.critic_loss(f.cispo, clip_eps=0.2),
+    "entropy_bonus: coef must be a number ... got None": lambda: pp.entropy_bonus(coef=None),
+    "init of the part 'draws' needs a key: learner.init(params, key)":
+        lambda: learner(pp.chain(DRAWS, GAE, CRITIC)).init(make_params()),
+    "policy(params, batch): batch must be a Batch, got an array of shape (5,): pass Batch(obs=obs)":
+        lambda: pp.Policy(lambda key: {}, evaluate)({}, FIVE),
     "got function: functional.cispo takes arrays: use cispo(...) or": lambda: pp.chain(FULL, pp.functional.cispo),
     "got a list of them ... chain(*parts)": lambda: pp.chain([GAE, FULL]),
     "chain: an optimizer is not a part: pass it to learner(": lambda: pp.chain(GAE, SGD),

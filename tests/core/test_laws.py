@@ -256,9 +256,7 @@ FAULTY = {
         (metric(lambda b: jnp.max(jnp.abs(jnp.sum(jnp.where(b.mask > 0, b.reward, 0), axis=0)))), "another metrics")],
     "losses_are_elementwise": [
         (loss(lambda b: b.current.value - jnp.mean(b.current.value), elementwise=True), "depends on other elements"),
-        (loss(lambda b: b.current.log_prob * jnp.mean(b.advantage), elementwise=True), "depends on other elements"),
-        (part(lambda b, s, c: (b.add_loss("own", jnp.mean(b.current.value, 0), per="segment"), s),
-              place="after_sampler", provides=("losses",), elementwise=True), "has shape (4,), not one per element")],
+        (loss(lambda b: b.current.log_prob * jnp.mean(b.advantage), elementwise=True), "depends on other elements")],
     "advantages_stop_at_ends": [
         (estimate(lambda b: b.reward + 0.9 * b.next_value - b.value), "depends on next_value at terminations"),
         (estimate(lambda b: jnp.cumsum((b.reward + b.next_value)[::-1], axis=0)[::-1]), "on the steps after a"),
@@ -366,7 +364,10 @@ def test_check_hyperparameters_takes_a_context_and_names_what_is_wrong():
         testing.check_hyperparameters(pp.value_loss)
     with pytest.raises(pp.errors.UserValueError, match="coef must not be 0"):
         testing.check_hyperparameters(pp.value_loss, coef=0.0)
-    for read, raised in ((lambda coef, _: coef, "TypeError for a schedule"), (lambda coef, _: float(coef), "Err")):
+    of_step, unscheduled = lambda coef, context: coef(context.step), lambda coef, context: coef
+    converted = lambda coef, context: float(coef)  # noqa: E731
+    numbers, schedules = "TypeError for a number", "TypeError for a schedule"
+    for read, raised in ((of_step, numbers), (unscheduled, schedules), (converted, "Err")):
         says = f"raises .*{raised}.* evaluate a schedule with context.step"
         with pytest.raises(pp.errors.UserValueError, match=says):
             testing.check_hyperparameters(functools.partial(of_head, read=read), context=context_with_cost, coef=0.5)

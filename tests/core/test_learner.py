@@ -79,6 +79,21 @@ def test_masked_places_are_neutral():
     assert_close((after, dict(measured)), (expected, {name: metrics[name] for name in measured}))
 
 
+@pytest.mark.parametrize("sampler", [pp.shuffled_minibatches(4), pp.segment_minibatches(4)])
+def test_a_sampler_in_a_loop_of_your_own_draws_each_element_once_per_epoch(sampler):
+    batch, context = rollout().replace(extras={"row": ROWS}), example_context()
+
+    @jax.jit
+    def draw(epoch, minibatch):
+        drawn, _ = sampler.update(batch, (), context.replace(epoch=epoch, minibatch=minibatch))
+        return drawn.extras["row"].ravel(), drawn.log_prob
+
+    epochs = [np.concatenate([draw(epoch, index)[0] for index in range(4)]) for epoch in range(2)]
+    assert [sorted(rows) for rows in epochs] == 2 * [list(range(TIME * SEGMENTS))]
+    assert not np.array_equal(*epochs)
+    assert np.isnan(draw(0, 4)[1]).all()
+
+
 def test_prioritized_sampler_draws_and_weighs():
     batch = rollout()  # the last segment is masked throughout
     expected = reference.segment_priorities(batch.value, batch.mask, alpha=0.7)

@@ -305,6 +305,10 @@ test_what_breaks_a_law_is_refused = refused(
         ),
         r"auto_reset: action_space must start from 0, got Discrete\(2, start=1\): describe it from 0",
     ),
+    (
+        lambda: envs.auto_reset(abs, still, envs.Box((1,)), envs.Discrete(2), zero_sum=True, num_agents=2),
+        r"auto_reset: zero_sum must be False with num_agents=2",
+    ),
     (lambda: stepping(reward=lambda x: jnp.zeros(2)), r"step: reward must be numbers of shape \(\), got float32\[2\]"),
     (lambda: stepping(info=lambda x: {"a": "won"}), r"step returned 'won' as \.info\['a'\], not a number"),
     (lambda: stepping(reward=lambda x: None), r"step: reward must be numbers of shape \(\), got None"),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts._base.batching import sequential_vmap_on_cpu
 from ppo_parts.recipes import cleanrl_ppo
@@ -91,6 +92,8 @@ def test_evaluate_plays_the_whole_first_episode_of_each_environment(kind):
     assert getattr(played, kind).all()
     with pytest.raises(TypeError, match=r"evaluate_episodes: None is not an environment: make one with envs\.make"):
         training.evaluate_episodes(None, uniform, 1.0, jax.random.key(0), 4)
+    with pytest.raises(TypeError, match=r"evaluate_episodes: .* got a LearnerState: pass its \.params"):
+        training.evaluate_episodes(env, uniform, pp.LearnerState(1.0, (), (), 0), jax.random.key(0), 4)
     with pytest.raises(ValueError, match=r"begin anew with its running statistics: give the one that env\.eval"):
         training.evaluate_episodes(envs.normalize_observation(env), uniform, 1.0, jax.random.key(0), 4)
 
