@@ -13,12 +13,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,8 +25,8 @@ from ppo_parts.recipes import async_ppo, cleanrl_ppo, mujoco_ppo
 from ppo_parts.training._program import compiler_options
 
 from . import _timing
+from ._rivals import is_installed, make_on_host, read_speed, run_cleanrl
 from ._shared import collect, make_parser
-from .train import is_installed, make_on_host
 
 ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 256, 10, 32
 
@@ -83,23 +78,6 @@ def run_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
         concurrent.futures.wait(program.ahead)  # as many rollouts as updates, and none while another program runs
 
     return run
-
-
-def run_cleanrl(python: str, script: str, given: dict[str, Any]) -> str:
-    """Run a script of CleanRL, unchanged, with these options on a CPU; return what it prints."""
-    # It runs in another folder; a Python of a virtual environment is a link, which must not be resolved.
-    command = [str(Path(shutil.which(python) or python).absolute()), str(Path(script).absolute()), "--no-cuda"]
-    command += [f"--{name}={value}" for name, value in given.items()]
-    with tempfile.TemporaryDirectory() as folder:
-        out = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if out.returncode:
-        raise RuntimeError(f"{script} failed:\n{out.stderr[-2000:]}")
-    return out.stdout
-
-
-def read_speed(printed: str) -> float:
-    """The last of the speeds that a script of CleanRL printed."""
-    return float(re.findall(r"SPS: (\d+)", printed)[-1])
 
 
 def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> list[dict[str, Any]]:

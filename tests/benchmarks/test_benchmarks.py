@@ -273,7 +273,7 @@ def test_runs_that_are_merged_have_other_seeds_and_the_same_settings():
 def test_returns_of_atari_games_are_those_that_cleanrl_prints(monkeypatch):
     printed = "global_step=10, episodic_return=[1.]\nSPS: 7\nglobal_step=90, episodic_return=[-3.]\nSPS: 9\n"
     given = []
-    monkeypatch.setattr(atari.hosts, "run_cleanrl", lambda *args: given.append(args) or printed)
+    monkeypatch.setattr(atari._rivals, "run_cleanrl", lambda *args: given.append(args) or printed)
     config = dataclasses.replace(atari.atari_ppo.PRESETS["atari"], env_id="ale:space_invaders", seed=5)
     theirs = atari.train_cleanrl("python", "script", config)
     assert given[0][2] == {"env-id": "SpaceInvadersNoFrameskip-v4", "seed": 5, "total-timesteps": 10_000_000}
