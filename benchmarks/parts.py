@@ -14,7 +14,6 @@ was *disturbed* if the upper quartile of ours is more than 1.5 times the lower o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ import ppo_parts as pp
 from ppo_parts import distributions, functional
 
 from . import _timing
+from ._by_hand import scan_by_hand
 from ._shared import collect, make_parser
 
 try:
@@ -76,28 +76,6 @@ def make_workload(time: int, envs: int) -> Arrays:
         "logits": jax.random.normal(jax.random.key(2), (*shape, ACTIONS)),
         "key": jax.random.key_data(jax.random.key(1)),
     }
-
-
-def scan_by_hand(*arrays: jax.Array, gamma: float = GAMMA, gae_lambda: float = LAMBDA, unroll: int = 16) -> Any:
-    """A scan whose closure does everything: V-trace if the log-ratios come first, else GAE."""
-
-    def delta(ratio: list[Any], reward: Any, value: Any, follows: Any, terminated: Any) -> tuple[Any, Any]:
-        rho = jnp.minimum(jnp.exp(ratio[0]), 1.0) if ratio else 1.0
-        return rho, rho * (reward + gamma * (1 - terminated) * follows - value)
-
-    def step(later: jax.Array, row: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
-        *ratio, reward, value, follows, terminated, truncated = row
-        rho, error = delta(ratio, reward, value, follows, terminated)
-        later = error + gamma * gae_lambda * rho * (1 - terminated) * (1 - truncated) * later
-        return later, later
-
-    *ratio, reward, value, follows, terminated, truncated = arrays
-    error = jax.lax.scan(step, jnp.zeros_like(value[0]), arrays, reverse=True, unroll=unroll)[1]
-    target = error + value
-    if not ratio:
-        return error, target
-    follows = jnp.where(truncated, follows, jnp.concatenate([target[1:], follows[-1:]]))
-    return error, target, delta(ratio, reward, value, follows, terminated)[1]
 
 
 def rlax_gae(reward: jax.Array, value: jax.Array, shifted: jax.Array, terminated: jax.Array) -> tuple[jax.Array, ...]:
@@ -160,7 +138,7 @@ def try_sampler(made: Any) -> Case:
 def make_cases() -> dict[str, Case]:
     """Everything by name: functions, then parts (`pp.`)."""
     estimate = {"gamma": GAMMA, "gae_lambda": LAMBDA}
-    gae, vtrace = (partial(function, **estimate) for function in (functional.gae, functional.vtrace))
+    gae, vtrace, scan = (partial(f, **estimate) for f in (functional.gae, functional.vtrace, scan_by_hand))
     steps = ("reward", "value", "next_value", "terminated", "truncated")
     uncut = ("reward", "value", "shifted_value", "terminated")
     recurrence = functional.reverse_recurrence
@@ -180,9 +158,9 @@ def make_cases() -> dict[str, Case]:
 
     permutation, of_jax = map(shuffled, (functional.permutation, jax.random.permutation))
     return {
-        "gae": Case(steps, gae, {"unrolled": scan_by_hand}),
+        "gae": Case(steps, gae, {"unrolled": scan}),
         "gae_terminated": Case(uncut, gae, with_rlax(rlax_gae)),
-        "vtrace": Case(("log_ratio", *steps), vtrace, {"unrolled": scan_by_hand}),
+        "vtrace": Case(("log_ratio", *steps), vtrace, {"unrolled": scan}),
         "vtrace_terminated": Case(("log_ratio", *uncut), vtrace, with_rlax(rlax_vtrace)),
         "reverse_recurrence": Case(("delta", "trace"), recurrence, {"associative": associative}),
         "next_values": Case(("value", "last_value", "truncated", "final_value"), functional.next_values),
@@ -217,29 +195,6 @@ def differentiate(method: Method, wrt: int) -> Method:
     return jax.value_and_grad(lambda *args: jnp.mean(jnp.mean(method(*args), axis=0)), wrt)
 
 
-def make_loop(method: Method, args: tuple[Any, ...], numbered: bool = False) -> tuple[Callable[[], Any], int]:
-    """A program that calls `method` repeatedly, and the number of calls.
-
-    The calls take at least 5 ms, and are at least four (one if a call takes a second). A call also allocates its
-    outputs and fills them.
-    """
-    loop = _timing.repeat(method, numbered)
-    call, n = _timing.compile_cold(loop, 1, *args)[0], 1
-    for _ in range(3):
-        once = _timing.measure_seconds(partial(call, n, *args)) / n
-        n = max(round(0.005 / once), 4 if once < 1 else 1)
-    if jax.default_backend() != "cpu":  # a loop of unknown length asks the host after each turn whether to go on
-        return partial(_timing.compile_cold(partial(loop, n), *args)[0], *args), n
-    return partial(call, n, *args), n
-
-
-def measure_calls(cases: Mapping[str, tuple[Any, ...]], rounds: int, long: float = math.inf) -> _timing.Samples:
-    """Seconds of a call of each method, one sample per round; `cases`: the arguments of `make_loop`."""
-    loops = {name: make_loop(*case) for name, case in cases.items()}
-    taken = _timing.interleave({name: loop for name, (loop, _) in loops.items()}, rounds, long=long)
-    return {name: [x / loops[name][1] for x in each] for name, each in taken.items()}
-
-
 def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dict[str, Any]]:
     """One row per method."""
     args = tuple(arrays[name] for name in case.reads)
@@ -258,7 +213,7 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
     traffic = sum(x.size * x.dtype.itemsize for x in moved)
     cases = {name: (method, args) for name, method in methods.items()}
     floor = {"floor": (jnp.add, (jnp.zeros(-(-traffic // 8), jnp.float32),), True)}
-    samples = measure_calls(cases | floor, rounds, long=0.5)
+    samples = _timing.measure_calls(cases | floor, rounds, long=0.5)
     ours = _timing.summarize(samples["ours"])
     disturbed = ours["q3"] > 1.5 * ours["q1"]  # by other work on the machine
     return [

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import _tables, differences, gallery, kuhn, mujoco, rnd, study, update
+from benchmarks import _tables, _timing, differences, gallery, kuhn, mujoco, rnd, study, update
 from ppo_parts import envs
 from ppo_parts.recipes import mujoco_ppo, pufferlib_ppo
 
@@ -67,7 +67,7 @@ def test_two_updates_by_hand_are_those_of_the_recipe(recipe):
     ours, by_hand, learn = train.learner.init(theirs.params), jax.jit(by_hand), jax.jit(train.learner.update)
     for number in range(2):
         key = jax.random.key(number)
-        batch, before = update.make_rollout(train, key), theirs.params
+        batch, before = _timing.make_rollout(train, key), theirs.params
         ours, metrics = learn(key, ours, batch)
         theirs, same = by_hand(key, theirs, batch)
         assert metrics.keys() == same.keys()
