@@ -20,9 +20,9 @@ import numpy as np
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 
+from ._cards import load_card
 from ._runs import make_keys, select_seeds, train_in_stages
 from ._shared import claim, make_parser, write, write_part
-from .gallery import load_card
 
 Array = jax.Array
 CARDS, NODES, END = 3, 4, 4

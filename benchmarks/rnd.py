@@ -19,7 +19,7 @@ from ppo_parts.envs import Moments
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import Range
 
-from .gallery import load_card
+from ._cards import load_card
 
 Array = jax.Array
 
