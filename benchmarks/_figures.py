@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 
 from ._shared import ROOT
 from ._tables import PUBLISHED, compare_runs, group_by, read_preset_runs, read_records, read_results, read_whole_runs
-from .differences import DIFFERENCES
+from .choices import DIFFERENCES
 from .explain import explain_gap
 from .learning import POPGYM, find_task, place_points
 

@@ -17,7 +17,7 @@ from ppo_parts import training
 
 from ._pages import compare_means, compare_pairs, show_change, show_interval, show_iqm, show_visible
 from ._shared import RESULTS, Record, read, show, show_quartiles
-from .differences import DIFFERENCES
+from .choices import DIFFERENCES
 from .explain import explain_gap
 from .learning import find_task
 from .mujoco import VARIANTS

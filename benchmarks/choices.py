@@ -1,10 +1,7 @@
-"""The effect of each difference between the PPO of libraries: one chain, with one choice changed at a time.
-
-    python -m benchmarks differences HalfCheetah-v5 --steps 3e5 --variant current_value --json mine.jsonl
+"""PPO with one chain for the choices of several libraries, which can be made one at a time.
 
 The chain is CleanRL's for continuous actions, with time limits bootstrapped from the final state, and with the other
-settings of `mujoco_ppo`. The protocol is that of `python -m benchmarks mujoco`; Ant and Humanoid are played without
-contact forces. The records are in benchmarks/results/differences.jsonl.
+settings of `mujoco_ppo`. `DIFFERENCES` has the choices that other libraries make.
 """
 
 from __future__ import annotations
@@ -20,10 +17,7 @@ import optax
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 from ppo_parts.recipes.libraries import parts
-
-from . import mujoco
-
-Config = mujoco.Config
+from ppo_parts.recipes.mujoco_ppo import Config
 
 
 def terminate_at_time_limits() -> pp.Part:
@@ -156,9 +150,3 @@ DIFFERENCES = {
     "squashed": Difference("actions squashed by tanh", "brax", squash=True),
     "adam_eps_1e-8": Difference("Adam's epsilon 1e-8", "all but CleanRL and Stable-Baselines3", eps=1e-8),
 }  # fmt: skip
-VARIANTS = {name: mujoco.Variant(each.make_train, contact_forces=False) for name, each in DIFFERENCES.items()}
-
-
-def main() -> None:
-    """Command line."""
-    mujoco.run(__doc__, VARIANTS, "differences")

@@ -114,8 +114,8 @@ def test_an_explanation_is_continued_with_the_same_settings_and_shown_when_it_is
 
 @pytest.mark.parametrize("of_second", [[], ["gradient steps"], explain.list_differing("cleanrl", "rsl_rl")])
 def test_a_run_between_two_libraries_has_choices_of_each(monkeypatch, of_second):
-    monkeypatch.setattr(explain.differences, "make_train", lambda config, **choices: (config, choices))
-    config, choices = explain.make_between(explain.differences.Config(), "cleanrl", "rsl_rl", of_second)
+    monkeypatch.setattr(explain.choices, "make_train", lambda config, **choices: (config, choices))
+    config, choices = explain.make_between(explain.choices.Config(), "cleanrl", "rsl_rl", of_second)
     expected = explain.LIBRARIES["cleanrl"] | {name: explain.LIBRARIES["rsl_rl"][name] for name in of_second}
     given = {argument: x for choice in expected.values() for argument, x in choice.items()}
     assert (config.num_minibatches, config.update_epochs) == ((4, 5) if of_second else (32, 10))
