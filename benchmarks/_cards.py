@@ -12,7 +12,7 @@ import optax
 
 import ppo_parts as pp
 
-from ._shared import ROOT
+from ._records import ROOT
 
 
 def load_card(page: str, heading: str, number: int | None = None) -> Any:

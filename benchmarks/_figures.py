@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from ._shared import ROOT
+from ._records import ROOT
 from ._tables import PUBLISHED, compare_runs, group_by, read_preset_runs, read_records, read_results, read_whole_runs
 from .choices import DIFFERENCES
 from .explain import explain_gap

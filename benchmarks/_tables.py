@@ -15,8 +15,8 @@ import numpy as np
 
 from ppo_parts import training
 
-from ._pages import compare_means, compare_pairs, show_change, show_interval, show_iqm, show_visible
-from ._shared import RESULTS, Record, read, show, show_quartiles
+from ._intervals import compare_means, compare_pairs, show_change, show_interval, show_iqm, show_visible
+from ._records import RESULTS, Record, read, show, show_quartiles
 from .choices import DIFFERENCES
 from .explain import explain_gap
 from .learning import find_task

@@ -23,8 +23,8 @@ from ppo_parts import envs
 from ppo_parts.recipes import atari_ppo
 
 from . import _rivals
-from ._runs import select_seeds
-from ._shared import claim, make_parser, write
+from ._options import make_parser, select_seeds
+from ._records import claim, write
 
 
 def train_ours(config: atari_ppo.Config) -> dict[str, Any]:

@@ -20,7 +20,8 @@ import jax
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
-from ._shared import collect, make_parser
+from ._options import make_parser
+from ._records import collect
 
 KINDS = "all-gather|all-reduce|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
 DEVICES = (1, 2, 4, 8, 16, 32, 64)

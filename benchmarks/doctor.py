@@ -30,8 +30,9 @@ from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, mujoco_ppo, puffer
 from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training._files import make_plain, replace_file
 
-from ._runs import make_eval_key, make_keys, vectorize
-from ._shared import COMMIT, Record, make_parser, write
+from ._options import make_parser
+from ._records import COMMIT, Record, write
+from ._seeds import make_eval_key, make_keys, vectorize
 
 Numbers = Mapping[str, Any]
 Judged = tuple[str, list[str], bool]  # what was planted and found, and whether it did harm (or a healthy run idled)

@@ -25,8 +25,9 @@ from ppo_parts.recipes import async_ppo, cleanrl_ppo, mujoco_ppo
 from ppo_parts.training._program import compiler_options
 
 from . import _timing
+from ._options import make_parser
+from ._records import collect
 from ._rivals import is_installed, make_on_host, read_speed, run_cleanrl
-from ._shared import collect, make_parser
 
 ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 256, 10, 32
 

@@ -26,7 +26,8 @@ from ppo_parts import distributions, functional
 
 from . import _timing
 from ._by_hand import scan_by_hand
-from ._shared import collect, make_parser
+from ._options import make_parser
+from ._records import collect
 
 try:
     import rlax

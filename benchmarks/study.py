@@ -19,9 +19,10 @@ import ppo_parts as pp
 from ppo_parts import training
 from ppo_parts.recipes import pufferlib_ppo
 
-from ._pages import show_iqm
-from ._runs import measure_training, vectorize
-from ._shared import claim, make_parser, write
+from ._intervals import show_iqm
+from ._options import make_parser
+from ._records import claim, write
+from ._seeds import measure_training, vectorize
 
 
 class Arm(NamedTuple):

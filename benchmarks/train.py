@@ -28,8 +28,9 @@ from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training._program import compiler_options
 
 from . import _timing
+from ._options import make_parser
+from ._records import Record, collect
 from ._rivals import EPOCHS, HIDDEN, MINIBATCHES, STEPS, Run, is_installed, make_on_host, make_purejaxrl, make_rejax
-from ._shared import Record, collect, make_parser
 
 CARTPOLE, BREAKOUT = "CartPole-v1", "Breakout-MinAtar"
 SETTINGS = {  # name: environment, how many of it, seeds trained at once, updates
