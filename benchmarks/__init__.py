@@ -6,7 +6,7 @@ A module with `main` is a benchmark, and imports no other one; its records are i
 * `reproduce` and `report` read the records, with `_tables` and `_figures`, which know all benchmarks;
 * the others train what a table lists, many seeds at once.
 
-`classic`, `craftax`, `rnd` and `choices` are programs that they train; records name them. What benchmarks share:
+`classic`, `craftax`, `rnd`, `choices` and `faults` are programs that they train. What benchmarks share:
 
 * `_options` and `_records`: the command line, and the files of the records;
 * `_timing`, `_rivals` and `_by_hand`: timing in turn, programs of other libraries, updates written by hand;
