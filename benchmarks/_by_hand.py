@@ -206,6 +206,14 @@ def ippo_by_hand(config: ippo.Config, policy: pp.Policy) -> tuple[Any, Callable[
     return phases_by_hand(config, policy, phases)
 
 
+def draw_segments(config: Any, key: jax.Array, advantage: jax.Array, beta: Any) -> tuple[jax.Array, jax.Array]:
+    """The segments of a minibatch, drawn by priority, and their importance weights."""
+    priorities = jnp.abs(advantage).sum(0) ** config.prio_alpha + PRIORITY_EPS
+    probabilities = priorities / priorities.sum()
+    index = pp.functional.sample_without_replacement(key, probabilities, config.num_envs // config.num_minibatches)
+    return index, (config.num_envs * probabilities[index]) ** -beta
+
+
 def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
     """Values and log-ratios of a minibatch are written back before the next is drawn."""
     steps = config.update_epochs * config.num_minibatches
@@ -219,17 +227,13 @@ def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[
         return of_actor + of_critic, (metrics | more, (log_ratio, value))
 
     def update(key: jax.Array, state: State, batch: pp.Batch) -> tuple[State, Metrics]:
-        segments, key = config.num_envs, jax.random.fold_in(key, 1)
+        key = jax.random.fold_in(key, 1)
         beta = config.prio_beta0 + (1 - config.prio_beta0) * state.step / config.num_updates
 
         def minibatch_step(carry: Any, key: jax.Array) -> Any:
             params, opt_state, values, next_values, log_ratios = carry
             advantage = compute_advantages(config, batch, values, next_values, log_ratios)
-            priorities = jnp.abs(advantage).sum(0) ** config.prio_alpha + PRIORITY_EPS
-            probabilities = priorities / priorities.sum()
-            drawn = segments // config.num_minibatches
-            index = pp.functional.sample_without_replacement(key, probabilities, drawn)
-            weight = (segments * probabilities[index]) ** -beta
+            index, weight = draw_segments(config, key, advantage, beta)
             whole = select_fields(batch, advantage, values)
             minibatch = jax.tree.map(lambda x: jnp.take(x, index, axis=1), whole)
 

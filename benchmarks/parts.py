@@ -36,6 +36,8 @@ except ImportError:
 
 SIZES = ((128, 4), (128, 64), (2048, 8), (128, 2048), (1024, 1024), (128, 65536), (8192, 2048))
 GAMMA, LAMBDA, CLIP, MINIBATCHES, ACTIONS = 0.99, 0.95, 0.2, 4, 4
+ESTIMATE = {"gamma": GAMMA, "gae_lambda": LAMBDA}
+STEPS = ("reward", "value", "next_value", "terminated", "truncated")
 Method = Callable[..., Any]
 Arrays = dict[str, Any]
 
@@ -136,47 +138,54 @@ def try_sampler(made: Any) -> Case:
     return Case(("key", *fields), run)
 
 
-def make_cases() -> dict[str, Case]:
-    """Everything by name: functions, then parts (`pp.`)."""
-    estimate = {"gamma": GAMMA, "gae_lambda": LAMBDA}
-    gae, vtrace, scan = (partial(f, **estimate) for f in (functional.gae, functional.vtrace, scan_by_hand))
-    steps = ("reward", "value", "next_value", "terminated", "truncated")
-    uncut = ("reward", "value", "shifted_value", "terminated")
-    recurrence = functional.reverse_recurrence
+def permute_with(permutation: Callable[..., jax.Array]) -> Method:
+    """A method that permutes as many numbers as an array has."""
+    return lambda key, x: permutation(jax.random.wrap_key_data(key), x.size)
+
+
+def with_rlax(method: Method) -> dict[str, Method]:
+    """The method as a rival, if rlax is installed."""
+    return {"rlax": method} if rlax else {}
+
+
+def make_function_cases() -> dict[str, Case]:
+    """Functions by name."""
+    gae, vtrace, scan = (partial(f, **ESTIMATE) for f in (functional.gae, functional.vtrace, scan_by_hand))
+    uncut, recurrence = ("reward", "value", "shifted_value", "terminated"), functional.reverse_recurrence
     associative = partial(recurrence, implementation="associative")
     surrogate = partial(functional.clipped_surrogate, clip_eps=CLIP)
-    metrics = ("log_prob", "current_log_prob", "advantage")
-    values = ("current_value", "value", "target", "log_prob")
-
-    def loss(batch: pp.Batch) -> Any:
-        return next(iter(batch.losses.values()))
-
-    def shuffled(permutation: Callable[..., jax.Array]) -> Method:
-        return lambda key, x: permutation(jax.random.wrap_key_data(key), x.size)
-
-    def with_rlax(method: Method) -> dict[str, Method]:
-        return {"rlax": method} if rlax else {}
-
-    permutation, of_jax = map(shuffled, (functional.permutation, jax.random.permutation))
+    value_loss = partial(functional.clipped_value_loss, clip_eps=CLIP)
+    permutation, of_jax = map(permute_with, (functional.permutation, jax.random.permutation))
     return {
-        "gae": Case(steps, gae, {"unrolled": scan}),
+        "gae": Case(STEPS, gae, {"unrolled": scan}),
         "gae_terminated": Case(uncut, gae, with_rlax(rlax_gae)),
-        "vtrace": Case(("log_ratio", *steps), vtrace, {"unrolled": scan}),
+        "vtrace": Case(("log_ratio", *STEPS), vtrace, {"unrolled": scan}),
         "vtrace_terminated": Case(("log_ratio", *uncut), vtrace, with_rlax(rlax_vtrace)),
         "reverse_recurrence": Case(("delta", "trace"), recurrence, {"associative": associative}),
         "next_values": Case(("value", "last_value", "truncated", "final_value"), functional.next_values),
         "advantage_normalize": Case(("advantage",), functional.advantage_normalize),
         "clipped_surrogate": Case(("log_ratio", "advantage"), surrogate, with_rlax(rlax_surrogate), wrt=0),
         "value_loss": Case(("value", "target"), functional.value_loss, wrt=0),
-        "clipped_value_loss": Case(values[:3], partial(functional.clipped_value_loss, clip_eps=CLIP), wrt=0),
+        "clipped_value_loss": Case(("current_value", "value", "target"), value_loss, wrt=0),
         "approx_kl": Case(("log_ratio",), functional.approx_kl, wrt=0),
         "clip_fraction": Case(("log_ratio",), partial(functional.clip_fraction, clip_eps=CLIP)),
         "explained_variance": Case(("value", "target"), functional.explained_variance),
         "segment_priorities": Case(("advantage",), partial(functional.segment_priorities, alpha=0.8)),
         "importance_weights": Case(("probabilities", "indices"), partial(functional.importance_weights, beta=0.4)),
         "permutation": Case(("key", "value"), permutation, {"jax": of_jax}, alike=False),
-        "pp.gae": try_part(pp.gae(**estimate), read_estimates, *steps),
-        "pp.vtrace": try_part(pp.vtrace(**estimate), read_estimates, "log_ratio", *steps),
+    }
+
+
+def make_part_cases() -> dict[str, Case]:
+    """Parts by name (`pp.`)."""
+    metrics, values = ("log_prob", "current_log_prob", "advantage"), ("current_value", "value", "target", "log_prob")
+
+    def loss(batch: pp.Batch) -> Any:
+        return next(iter(batch.losses.values()))
+
+    return {
+        "pp.gae": try_part(pp.gae(**ESTIMATE), read_estimates, *STEPS),
+        "pp.vtrace": try_part(pp.vtrace(**ESTIMATE), read_estimates, "log_ratio", *STEPS),
         "pp.advantage_normalize": try_part(pp.advantage_normalize(), lambda batch: batch.advantage, "advantage"),
         "pp.clipped_surrogate": try_part(pp.clipped_surrogate(clip_eps=CLIP), loss, *metrics, wrt=1),
         "pp.clipped_value_loss": try_part(pp.clipped_value_loss(clip_eps=CLIP), loss, *values, wrt=0),
@@ -231,7 +240,7 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
 
 def main() -> None:
     """Print a row for each measurement; write them with `--json`."""
-    known = make_cases()
+    known = make_function_cases() | make_part_cases()
     parser = make_parser(__doc__, sizes=SIZES, rounds=15, json=None)
     names = {"choices": tuple(known), "default": tuple(known), "help": f"(default: all of {', '.join(known)})"}
     parser.add_argument("--parts", nargs="+", metavar="PART", **names)
