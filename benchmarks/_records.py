@@ -87,7 +87,7 @@ def find(address: str) -> Record | None:
     return read(ROOT / file).get(name)
 
 
-def place(options: argparse.Namespace, *names: str) -> list[str]:
+def make_addresses(options: argparse.Namespace, *names: str) -> list[str]:
     """The addresses of the records that a run will write: by default in the benchmark's file, with these names."""
     file, _, name = (options.json or options.records).partition("#")
     if name and len(names) > 1:
@@ -97,7 +97,7 @@ def place(options: argparse.Namespace, *names: str) -> list[str]:
 
 def claim(options: argparse.Namespace, *names: str) -> list[str]:
     """Return these addresses; exit if one has a record already, unless `--json` says where to write."""
-    addresses = place(options, *names)
+    addresses = make_addresses(options, *names)
     for address in addresses if options.json is None else ():
         if found := find(address):
             remedy = f"--json {options.records} replaces it, another file keeps it"

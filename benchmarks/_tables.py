@@ -216,7 +216,7 @@ class Comparison(NamedTuple):
     last: dict[str, Record]
     mean: dict[str, Record]
 
-    def cell(self, link: Link, name: str) -> str:
+    def show_cell(self, link: Link, name: str) -> str:
         """The change of the last evaluation by a choice, or the last evaluation of the base; empty without a run."""
         if name not in self.runs:
             return ""
@@ -247,7 +247,7 @@ def tabulate_choices(link: Link, benchmark: str) -> Rows:
     yield [f"change, {compared[0].steps:,} steps", *(f"{one.task}, seeds {one.seeds}" for one in compared)]
     for name, label in labels.items():
         if any(name in one.runs for one in compared):
-            yield [label, *(one.cell(link, name) for one in compared)]
+            yield [label, *(one.show_cell(link, name) for one in compared)]
     found = [float(np.median([change["detectable"] for change in one.last.values()])) for one in compared]
     yield ["change that is detected with a power of 80 % (median)", *(f"{size:.0f}" for size in found)]
 

@@ -30,7 +30,7 @@ def terminate_at_time_limits() -> pp.Part:
     return pp.stateless(update, name="terminate_at_time_limits", requires=fields, provides=fields[:1], reads=())
 
 
-def chain(
+def make_chain(
     config: Config,
     *,
     time_limit: pp.Part | None = None,
@@ -91,7 +91,7 @@ def make_train(
     annealed = pp.optim.scale_by_update_schedule(pp.linear_schedule(config.learning_rate, 0.0, config.num_updates))
     clip = clip or optax.clip_by_global_norm(config.max_grad_norm)
     optimizer = optax.chain(clip, optax.scale_by_adam(eps=eps), rate or annealed)
-    return training.Train.of(config, env, policy, chain(config, **choices), optimizer)
+    return training.Train.of(config, env, policy, make_chain(config, **choices), optimizer)
 
 
 class Difference:

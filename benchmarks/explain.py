@@ -28,7 +28,7 @@ from ppo_parts.training._files import make_plain
 from . import choices
 from ._intervals import compare_pairs, show_change
 from ._options import make_parser, select_seeds
-from ._records import Record, find, place, write
+from ._records import Record, find, make_addresses, write
 from ._seeds import measure_training, vectorize
 
 CHOICES: dict[str, dict[str, Any]] = {name: each.choices for name, each in choices.DIFFERENCES.items()}
@@ -119,7 +119,8 @@ def main() -> None:
     if not (names := list_differing(options.first, options.second)):
         parser.error("the libraries must differ")
     config = choices.Config(env_id=options.env_id, total_timesteps=options.steps, gae_lambda=0.95)
-    [address] = place(options, f"{options.first}_{options.second}_{options.env_id.rpartition(':')[2]}_{options.steps}")
+    name = f"{options.first}_{options.second}_{options.env_id.rpartition(':')[2]}_{options.steps}"
+    [address] = make_addresses(options, name)
     begun = (find(address) or {"results": {}})["results"]
     same = {"first": options.first, "second": options.second, "config": dataclasses.asdict(config), "choices": names}
     if differ := [key for key in same if begun and begun[key] != make_plain(same[key])]:

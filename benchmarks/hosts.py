@@ -32,8 +32,8 @@ from ._rivals import is_installed, make_on_host, read_speed, run_cleanrl
 ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 256, 10, 32
 
 
-def play_alone(task: str, updates: int) -> Callable[[], Any]:
-    """Gymnasium's own vector environment, stepped with random actions."""
+def make_alone(task: str, updates: int) -> Callable[[], Any]:
+    """A function that steps Gymnasium's own vector environment with random actions."""
     import gymnasium
 
     mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
@@ -49,7 +49,7 @@ def play_alone(task: str, updates: int) -> Callable[[], Any]:
     return play
 
 
-def advance_repeatedly(advance: Callable[[Any], Any], state: Any, updates: int) -> Callable[[], None]:
+def make_loop(advance: Callable[[Any], Any], state: Any, updates: int) -> Callable[[], None]:
     """A function that calls `state = advance(state)` for each update; another call goes on from there."""
 
     def run() -> None:
@@ -60,19 +60,19 @@ def advance_repeatedly(advance: Callable[[Any], Any], state: Any, updates: int) 
     return run
 
 
-def run_ours(train: training.Train, updates: int, learn: bool = True) -> Callable[[], Any]:
-    """Run `updates` rollouts, each followed by an update if `learn`."""
+def make_ours(train: training.Train, updates: int, learn: bool = True) -> Callable[[], Any]:
+    """A function that runs `updates` rollouts, each followed by an update if `learn`."""
     one = jax.jit(train.step if learn else train.collect, compiler_options=compiler_options())
     state = jax.jit(train.init)(jax.random.key(0))
-    return advance_repeatedly(lambda x: one(x)[0] if learn else x._replace(rollout=one(x)[0]), state, updates)
+    return make_loop(lambda x: one(x)[0] if learn else x._replace(rollout=one(x)[0]), state, updates)
 
 
-def run_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
-    """`ppo_parts.recipes.async_ppo`: the actor collects one rollout ahead of the learner."""
+def make_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
+    """The same with `ppo_parts.recipes.async_ppo`, whose actor collects one rollout ahead of the learner."""
     program = async_ppo.OneAhead(async_ppo.make_train(config), 0, training.RunOptions())
     state = program.start()
     advance = program.advance_from(state)
-    loop = advance_repeatedly(lambda x: advance(x, 1)[0], state, updates)
+    loop = make_loop(lambda x: advance(x, 1)[0], state, updates)
 
     def run() -> None:
         loop()
@@ -91,11 +91,11 @@ def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> l
     other = dataclasses.replace(cleanrl_ppo.PRESETS["continuous"], **settings)
     train = mujoco_ppo.make_train(config)
     thunks = {
-        "environments alone": play_alone(task, updates),
-        "collecting": run_ours(train, updates, learn=False),
-        "recipe": run_ours(train, updates),
-        "cleanrl's settings": run_ours(cleanrl_ppo.make_train(other), updates),
-        "one rollout ahead": run_ahead(config, updates),
+        "environments alone": make_alone(task, updates),
+        "collecting": make_ours(train, updates, learn=False),
+        "recipe": make_ours(train, updates),
+        "cleanrl's settings": make_ours(cleanrl_ppo.make_train(other), updates),
+        "one rollout ahead": make_ahead(config, updates),
     }
     steps, fewer = dict.fromkeys(thunks, updates * ENVS * STEPS), max(2, updates // 4)
     if is_installed("sb3"):

@@ -31,8 +31,8 @@ def program(pipeline=None):
 
 @pytest.mark.lenient_ranks
 def test_study_arms_differ_in_the_three_and_all_three_are_the_recipe():
-    assert program(study.ARMS["all three (PufferLib)"].chain(CONFIG)) == program()
-    chains = {name: str(arm.chain(CONFIG)) for name, arm in study.ARMS.items()}
+    assert program(study.ARMS["all three (PufferLib)"].make_chain(CONFIG)) == program()
+    chains = {name: str(arm.make_chain(CONFIG)) for name, arm in study.ARMS.items()}
     assert ("prioritized_sampler" in chains["plain"], "vtrace" in chains["plain"]) == (False, False)
     assert "prioritized_sampler" in chains["priorities"]
     assert "vtrace" in chains["refresh + V-trace"]
