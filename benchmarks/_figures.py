@@ -34,7 +34,7 @@ def make_canvas(panels: int, width: float = 5, columns: int | None = None) -> tu
 
 
 def save(figure: Any, path: Path) -> None:
-    """Without the date and the version of matplotlib, so that the same data are the same bytes."""
+    """Write a figure without the date and matplotlib's version, so that the same data give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi="figure", metadata={"Software": None})
 

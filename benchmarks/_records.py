@@ -56,7 +56,7 @@ def unpack_revision(revision: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-# Asked when a benchmark starts: it does not measure what is committed while it runs, and is a load itself.
+# Read when a benchmark starts: others may commit while it runs, and it is a load itself.
 BEGAN, LOAD = time.monotonic(), os.getloadavg()
 COMMIT = run_git("rev-parse", "HEAD")
 UNCOMMITTED = run_git("status", "--porcelain", "--", "ppo_parts", "benchmarks/*.py", "docs/gallery")

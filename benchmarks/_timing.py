@@ -1,4 +1,4 @@
-"""Timing of alternatives, in turn: ratios within a round hold on a machine that others use, too."""
+"""Alternatives are timed in turn, so that their ratios within a round hold even on a machine that others use."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def change_config(config: Any, changes: Sequence[str]) -> Any:
 
 
 def place_points(updates: int) -> np.ndarray:
-    """The updates so far at the end of each point of a curve, the mean of equally many; the last may have fewer."""
+    """The update at which each point of a curve ends; a point is the mean of equally many, the last one of the rest."""
     each = max(1, updates // 200)
     return np.append(np.arange(each, updates, each), updates)
 

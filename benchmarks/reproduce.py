@@ -32,7 +32,7 @@ def read_numbers(tree: Any) -> dict[str, float]:
 
 
 def compare(old: Any, new: Any) -> list[str]:
-    """What two results have in common: how many numbers are equal, and the means and medians of those that differ."""
+    """Lines about two results: how many numbers are equal, and the means and medians of those that differ."""
     before, after = read_numbers(old), read_numbers(new)
     both, gone = [path for path in before if path in after], [path for path in before if path not in after]
     differ = [path for path in both if before[path] != after[path]]
