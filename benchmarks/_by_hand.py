@@ -1,7 +1,4 @@
-"""Updates written by hand in the style of PureJaxRL, with everything inlined: the rivals of `parts` and `update`.
-
-Network, optax's transformations and random numbers are those of the recipes, so both end with the same parameters.
-"""
+"""Updates written by hand in the style of PureJaxRL, with everything inlined: the rivals of `parts` and `update`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""PPO with one chain for the choices of several libraries, which can be made one at a time.
-
-The chain is CleanRL's for continuous actions, with time limits bootstrapped from the final state, and with the other
-settings of `mujoco_ppo`. `DIFFERENCES` has the choices that other libraries make.
-"""
+"""The chain of `differences` and `explain`, and the choices of other libraries, which can be made one at a time."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks differences HalfCheetah-v5 --steps 3e5 --variant current_value --json mine.jsonl
 
-The chain is that of `benchmarks/choices.py`, the protocol that of `python -m benchmarks mujoco`; Ant and Humanoid are
-played without contact forces. The records are in benchmarks/results/differences.jsonl.
+The chain is CleanRL's for continuous actions, with time limits bootstrapped from the final state, and with the other
+settings of `mujoco_ppo`. The protocol is that of `python -m benchmarks mujoco`; Ant and Humanoid are played without
+contact forces. The records are in benchmarks/results/differences.jsonl.
 """
 
 from __future__ import annotations
