@@ -42,20 +42,11 @@ def measure_limits() -> dict[str, float]:
     return {name: min(taken[name]) / amount for name, amount in amounts.items()}
 
 
-def make_estimator(config: cleanrl_ppo.Config) -> Callable[[pp.Batch], pp.Batch]:
-    """GAE, as in the recipe."""
-    estimator, context = pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda), pp.Context(key=jax.random.key(0))
-    return lambda batch: estimator.update(batch, estimator.init(None), context)[0]
-
-
-def make_optimizer(config: cleanrl_ppo.Config) -> Any:
-    """Adam, as in the recipe."""
-    return pp.clipped_adam(config.learning_rate, config.max_grad_norm)
-
-
-def make_methods(config: cleanrl_ppo.Config, train: training.Train, samples: int) -> dict[str, Callable[..., Any]]:
+def make_methods(
+    config: cleanrl_ppo.Config, train: training.Train, estimate: Callable[[pp.Batch], pp.Batch], optimizer: Any
+) -> dict[str, Callable[..., Any]]:
     """What each piece computes."""
-    estimate, optimizer = make_estimator(config), make_optimizer(config)
+    samples = config.num_steps * config.num_envs
 
     def advantages(batch: pp.Batch) -> Any:
         batch = estimate(batch)
@@ -94,9 +85,15 @@ def make_methods(config: cleanrl_ppo.Config, train: training.Train, samples: int
 
 def make_pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[str, float]) -> dict[str, Piece]:
     """The pieces by name; `unit` has the seconds of `measure_limits`."""
-    begin, batch = train.init(jax.random.key(0)), make_estimator(config)(_timing.make_rollout(train, jax.random.key(1)))
-    samples, params, optimizer = batch.value.size, begin.learner.params, make_optimizer(config)
-    methods = make_methods(config, train, samples)
+    estimator, context = pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda), pp.Context(key=jax.random.key(0))
+
+    def estimate(batch: pp.Batch) -> pp.Batch:
+        return estimator.update(batch, estimator.init(None), context)[0]
+
+    begin, batch = train.init(jax.random.key(0)), estimate(_timing.make_rollout(train, jax.random.key(1)))
+    samples, params = batch.value.size, begin.learner.params
+    optimizer = pp.clipped_adam(config.learning_rate, config.max_grad_norm)
+    methods = make_methods(config, train, estimate, optimizer)
     minibatches, rows = config.update_epochs * config.num_minibatches, samples // config.num_minibatches
     each = min(rows, ROWS)  # rows of an evaluation
     evaluations = minibatches * rows // each
