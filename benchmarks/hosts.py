@@ -49,7 +49,7 @@ def make_alone(task: str, updates: int) -> Callable[[], Any]:
     return play
 
 
-def make_loop(advance: Callable[[Any], Any], state: Any, updates: int) -> Callable[[], None]:
+def make_runner(advance: Callable[[Any], Any], state: Any, updates: int) -> Callable[[], None]:
     """A function that calls `state = advance(state)` for each update; another call goes on from there."""
 
     def run() -> None:
@@ -64,7 +64,7 @@ def make_ours(train: training.Train, updates: int, learn: bool = True) -> Callab
     """A function that runs `updates` rollouts, each followed by an update if `learn`."""
     one = jax.jit(train.step if learn else train.collect, compiler_options=compiler_options())
     state = jax.jit(train.init)(jax.random.key(0))
-    return make_loop(lambda x: one(x)[0] if learn else x._replace(rollout=one(x)[0]), state, updates)
+    return make_runner(lambda x: one(x)[0] if learn else x._replace(rollout=one(x)[0]), state, updates)
 
 
 def make_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
@@ -72,7 +72,7 @@ def make_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
     program = async_ppo.OneAhead(async_ppo.make_train(config), 0, training.RunOptions())
     state = program.start()
     advance = program.advance_from(state)
-    loop = make_loop(lambda x: advance(x, 1)[0], state, updates)
+    loop = make_runner(lambda x: advance(x, 1)[0], state, updates)
 
     def run() -> None:
         loop()
