@@ -18,7 +18,7 @@ Metrics = dict[str, jax.Array]
 
 
 def scan_by_hand(*arrays: jax.Array, gamma: float, gae_lambda: float, unroll: int = 16) -> Any:
-    """A scan whose closure does everything: V-trace if the log-ratios come first, else GAE."""
+    """GAE, or V-trace if the log-ratios come first, all in the closure of one scan."""
 
     def delta(ratio: list[Any], reward: Any, value: Any, follows: Any, terminated: Any) -> tuple[Any, Any]:
         rho = jnp.minimum(jnp.exp(ratio[0]), 1.0) if ratio else 1.0
@@ -89,7 +89,7 @@ def take_step(loss: Callable[..., Any], optimizer: Any, params: Any, opt_state: 
 
 
 def split_epoch_keys(key: jax.Array, epoch: Any) -> jax.Array:
-    """Exactly the learner's way to the key of an epoch's minibatches, which is the only randomness there is."""
+    """The key of an epoch's minibatches, derived exactly as the learner derives it; nothing else is random."""
     return jax.random.split(jax.random.fold_in(key, epoch + 1), 3)[1]
 
 

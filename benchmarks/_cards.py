@@ -29,7 +29,7 @@ def load_card(page: str, heading: str, number: int | None = None) -> Any:
 
 @functools.cache
 def evaluate_line(name: str) -> Any:
-    """What the line of a row of the gallery's tables makes."""
+    """What the code in a row of the gallery's tables makes."""
     text = (ROOT / "docs/gallery/README.md").read_text()
     [row] = re.findall(rf"^\| \[?{re.escape(name)}[],: |].*", text, re.MULTILINE)
     [code] = [cell.strip("`") for cell in row.split(" | ") if cell.startswith(("`pp.", "`optax."))]

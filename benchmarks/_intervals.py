@@ -1,4 +1,4 @@
-"""Intervals over seeds, for the tables and figures of pages."""
+"""Means over seeds, their differences, and intervals of both, as numbers and as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of many seeds of a recipe in one program: what is measured of each."""
+"""Many seeds of a training run in one program: their keys, and what is measured of each."""
 
 from __future__ import annotations
 

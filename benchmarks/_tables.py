@@ -45,7 +45,7 @@ def read_records(benchmark: str) -> dict[str, Record]:
 
 
 def show_number(x: float) -> str:
-    """Three digits or so."""
+    """A number with about three digits."""
     return f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
 
 
@@ -57,7 +57,7 @@ def show_seeds(seeds: list[int]) -> str:
 
 
 def group_by(found: Iterable[Any], *keys: str) -> dict[Any, list[Any]]:
-    """Lists of those that have the same values under these keys."""
+    """Records by their values under these keys."""
     groups: dict[Any, list[Any]] = {}
     for each in found:
         groups.setdefault(tuple(each[key] for key in keys), []).append(each)
@@ -198,7 +198,7 @@ def tabulate_mujoco(link: Link) -> Rows:
 
 
 def tabulate_mujoco_runs(link: Link) -> Rows:
-    """Every whole run."""
+    """Every whole run of the MuJoCo tasks."""
     yield ["task", "variant", "steps", "best evaluation", "last"]
     for run in read_whole_runs():
         returns = (show_interval(run[what]) for what in ("best_evaluation", "last_evaluation"))
@@ -398,7 +398,7 @@ def tabulate_speed(link: Link, *names: str) -> Rows:
 
 
 def tabulate_train(link: Link, *names: str) -> Rows:
-    """Whole runs."""
+    """Steps per second and compile times of whole runs."""
     yield ["environments", "program", "steps/s", "time over cleanrl (quartiles)", "trace + compile, s"]
     for row in read_results("train", *names):
         linked = link(f"{row['env']}, {row['num_envs']}", row["address"])

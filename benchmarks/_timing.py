@@ -141,7 +141,7 @@ def assert_same(results: Mapping[str, Any], tolerance: float = 1e-3) -> None:
 
 
 def make_rollout(train: training.Train, key: jax.Array) -> pp.Batch:
-    """A rollout to time an update of: ends of both kinds, and log-probabilities a little off the policy's."""
+    """A rollout to time updates on, with ends of both kinds, and log-probabilities a little off the policy's."""
     batch = train.collect(train.init(key))[1]
     keys = jax.random.split(key, 5)
     noise = [jax.random.normal(key, batch.value.shape) for key in keys[:3]]

@@ -103,7 +103,7 @@ def compute_effects(result: Record) -> dict[str, np.ndarray]:
 
 
 def explain_gap(result: Record) -> dict[str, Record]:
-    """The mean effect of each choice, the largest first, whose intervals hold together, and then the gap."""
+    """The mean effect of each choice, the largest first, with intervals that hold together, and then the gap."""
     *found, (_, gap) = compute_effects(result).items()
     changes = {name: compare_pairs(effects, 0, len(found)) for name, effects in found}
     return dict(sorted(changes.items(), key=lambda x: -abs(x[1]["mean"]))) | {"gap": compare_pairs(gap, 0)}

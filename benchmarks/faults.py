@@ -1,6 +1,6 @@
-"""CleanRL's PPO with faults, which numbers plant: one program trains with all of them, each in a lane of its own.
+"""CleanRL's PPO with planted faults. Each is a number, so one program trains with all of them, side by side.
 
-`python -m benchmarks doctor` counts which of them the doctor finds.
+`python -m benchmarks doctor` counts which of them the doctor finds; a *lane* is one of the runs of a program.
 """
 
 from __future__ import annotations

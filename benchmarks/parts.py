@@ -107,8 +107,8 @@ def read_estimates(batch: pp.Batch) -> Any:
     return batch.advantage, batch.target, dict(batch.metrics)
 
 
-def try_part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt: int | None = None) -> Case:
-    """A part, on a batch of these fields; `current_value`, `current_log_prob` and `logits` are of `batch.current`."""
+def run_part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt: int | None = None) -> Case:
+    """A case that runs a part on a batch of these fields, of which the three named below are in `batch.current`."""
 
     def run(*arrays: jax.Array) -> Any:
         fields = dict(zip(reads, arrays, strict=True))
@@ -120,8 +120,8 @@ def try_part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt:
     return Case(reads, run, wrt=wrt)
 
 
-def try_sampler(made: Any) -> Case:
-    """One epoch: the plan, then every minibatch drawn and copied out."""
+def run_sampler(made: Any) -> Case:
+    """A case that runs one epoch of a sampler: the plan, and then every minibatch drawn and copied out."""
     fields = ("log_prob", "value", "advantage", "target")
 
     def run(key: jax.Array, *arrays: jax.Array) -> Any:
@@ -184,19 +184,19 @@ def make_part_cases() -> dict[str, Case]:
         return next(iter(batch.losses.values()))
 
     return {
-        "pp.gae": try_part(pp.gae(**ESTIMATE), read_estimates, *STEPS),
-        "pp.vtrace": try_part(pp.vtrace(**ESTIMATE), read_estimates, "log_ratio", *STEPS),
-        "pp.advantage_normalize": try_part(pp.advantage_normalize(), lambda batch: batch.advantage, "advantage"),
-        "pp.clipped_surrogate": try_part(pp.clipped_surrogate(clip_eps=CLIP), loss, *metrics, wrt=1),
-        "pp.clipped_value_loss": try_part(pp.clipped_value_loss(clip_eps=CLIP), loss, *values, wrt=0),
-        "pp.value_loss": try_part(pp.value_loss(), loss, *values, wrt=0),
-        "pp.entropy_bonus": try_part(pp.entropy_bonus(coef=0.01), loss, "logits", "log_prob", wrt=0),
-        "pp.advantage_weight": try_part(pp.advantage_weight(), lambda batch: batch.advantage, "advantage", "weight"),
-        "pp.kl_early_stop": try_part(pp.kl_early_stop(0.02), lambda batch: batch.stop.discard, *metrics[:2]),
-        "pp.full_batch": try_sampler(pp.full_batch()),
-        "pp.shuffled_minibatches": try_sampler(pp.shuffled_minibatches(MINIBATCHES)),
-        "pp.segment_minibatches": try_sampler(pp.segment_minibatches(MINIBATCHES)),
-        "pp.prioritized_sampler": try_sampler(pp.prioritized_sampler(MINIBATCHES, alpha=0.8, beta=0.4)),
+        "pp.gae": run_part(pp.gae(**ESTIMATE), read_estimates, *STEPS),
+        "pp.vtrace": run_part(pp.vtrace(**ESTIMATE), read_estimates, "log_ratio", *STEPS),
+        "pp.advantage_normalize": run_part(pp.advantage_normalize(), lambda batch: batch.advantage, "advantage"),
+        "pp.clipped_surrogate": run_part(pp.clipped_surrogate(clip_eps=CLIP), loss, *metrics, wrt=1),
+        "pp.clipped_value_loss": run_part(pp.clipped_value_loss(clip_eps=CLIP), loss, *values, wrt=0),
+        "pp.value_loss": run_part(pp.value_loss(), loss, *values, wrt=0),
+        "pp.entropy_bonus": run_part(pp.entropy_bonus(coef=0.01), loss, "logits", "log_prob", wrt=0),
+        "pp.advantage_weight": run_part(pp.advantage_weight(), lambda batch: batch.advantage, "advantage", "weight"),
+        "pp.kl_early_stop": run_part(pp.kl_early_stop(0.02), lambda batch: batch.stop.discard, *metrics[:2]),
+        "pp.full_batch": run_sampler(pp.full_batch()),
+        "pp.shuffled_minibatches": run_sampler(pp.shuffled_minibatches(MINIBATCHES)),
+        "pp.segment_minibatches": run_sampler(pp.segment_minibatches(MINIBATCHES)),
+        "pp.prioritized_sampler": run_sampler(pp.prioritized_sampler(MINIBATCHES, alpha=0.8, beta=0.4)),
     }
 
 

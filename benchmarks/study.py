@@ -26,7 +26,7 @@ from ._seeds import measure_training, vectorize
 
 
 class Arm(NamedTuple):
-    """Which of the three an arm has."""
+    """Which of prioritization, V-trace and refreshing an arm has."""
 
     prioritized: bool
     advantage: Literal["gae", "vtrace"]
