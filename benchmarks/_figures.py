@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from ._shared import ROOT
+from ._records import ROOT
 from ._tables import PUBLISHED, compare_runs, group_by, read_preset_runs, read_records, read_results, read_whole_runs
-from .differences import DIFFERENCES
+from .choices import DIFFERENCES
 from .explain import explain_gap
 from .learning import POPGYM, find_task, place_points
 
@@ -34,7 +34,7 @@ def make_canvas(panels: int, width: float = 5, columns: int | None = None) -> tu
 
 
 def save(figure: Any, path: Path) -> None:
-    """Without the date and the version of matplotlib, so that the same data are the same bytes."""
+    """Write a figure without the date and matplotlib's version, so that the same data give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi="figure", metadata={"Software": None})
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from ppo_parts import training
 
-from ._pages import compare_means, compare_pairs, show_change, show_interval, show_iqm, show_visible
-from ._shared import RESULTS, Record, read, show, show_quartiles
-from .differences import DIFFERENCES
+from ._intervals import compare_means, compare_pairs, show_change, show_interval, show_iqm, show_visible
+from ._records import RESULTS, Record, read, show, show_quartiles
+from .choices import DIFFERENCES
 from .explain import explain_gap
 from .learning import find_task
 from .mujoco import VARIANTS
@@ -45,7 +45,7 @@ def read_records(benchmark: str) -> dict[str, Record]:
 
 
 def show_number(x: float) -> str:
-    """Three digits or so."""
+    """A number with about three digits."""
     return f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
 
 
@@ -57,7 +57,7 @@ def show_seeds(seeds: list[int]) -> str:
 
 
 def group_by(found: Iterable[Any], *keys: str) -> dict[Any, list[Any]]:
-    """Lists of those that have the same values under these keys."""
+    """Records by their values under these keys."""
     groups: dict[Any, list[Any]] = {}
     for each in found:
         groups.setdefault(tuple(each[key] for key in keys), []).append(each)
@@ -198,7 +198,7 @@ def tabulate_mujoco(link: Link) -> Rows:
 
 
 def tabulate_mujoco_runs(link: Link) -> Rows:
-    """Every whole run."""
+    """Every whole run of the MuJoCo tasks."""
     yield ["task", "variant", "steps", "best evaluation", "last"]
     for run in read_whole_runs():
         returns = (show_interval(run[what]) for what in ("best_evaluation", "last_evaluation"))
@@ -216,7 +216,7 @@ class Comparison(NamedTuple):
     last: dict[str, Record]
     mean: dict[str, Record]
 
-    def cell(self, link: Link, name: str) -> str:
+    def show_cell(self, link: Link, name: str) -> str:
         """The change of the last evaluation by a choice, or the last evaluation of the base; empty without a run."""
         if name not in self.runs:
             return ""
@@ -247,7 +247,7 @@ def tabulate_choices(link: Link, benchmark: str) -> Rows:
     yield [f"change, {compared[0].steps:,} steps", *(f"{one.task}, seeds {one.seeds}" for one in compared)]
     for name, label in labels.items():
         if any(name in one.runs for one in compared):
-            yield [label, *(one.cell(link, name) for one in compared)]
+            yield [label, *(one.show_cell(link, name) for one in compared)]
     found = [float(np.median([change["detectable"] for change in one.last.values()])) for one in compared]
     yield ["change that is detected with a power of 80 % (median)", *(f"{size:.0f}" for size in found)]
 
@@ -398,7 +398,7 @@ def tabulate_speed(link: Link, *names: str) -> Rows:
 
 
 def tabulate_train(link: Link, *names: str) -> Rows:
-    """Whole runs."""
+    """Steps per second and compile times of whole runs."""
     yield ["environments", "program", "steps/s", "time over cleanrl (quartiles)", "trace + compile, s"]
     for row in read_results("train", *names):
         linked = link(f"{row['env']}, {row['num_envs']}", row["address"])

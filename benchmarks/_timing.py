@@ -1,4 +1,4 @@
-"""Timing of alternatives, in turn: ratios within a round hold on a machine that others use, too."""
+"""Alternatives are timed in turn, so that their ratios within a round hold even on a machine that others use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+import ppo_parts as pp
+from ppo_parts import training
 
 Thunk = Callable[[], Any]
 Samples = dict[str, list[float]]
@@ -78,6 +82,29 @@ def interleave(thunks: Mapping[str, Thunk], rounds: int, at_least: float = 0.0, 
     return samples
 
 
+def make_loop(method: Callable[..., Any], args: tuple[Any, ...], numbered: bool = False) -> tuple[Thunk, int]:
+    """A program that calls `method` repeatedly, and the number of calls.
+
+    The calls take at least 5 ms, and are at least four (one if a call takes a second). A call also allocates its
+    outputs and fills them.
+    """
+    loop = repeat(method, numbered)
+    call, n = compile_cold(loop, 1, *args)[0], 1
+    for _ in range(3):
+        once = measure_seconds(partial(call, n, *args)) / n
+        n = max(round(0.005 / once), 4 if once < 1 else 1)
+    if jax.default_backend() != "cpu":  # a loop of unknown length asks the host after each turn whether to go on
+        return partial(compile_cold(partial(loop, n), *args)[0], *args), n
+    return partial(call, n, *args), n
+
+
+def measure_calls(cases: Mapping[str, tuple[Any, ...]], rounds: int, long: float = math.inf) -> Samples:
+    """Seconds of a call of each method, one sample per round; `cases`: the arguments of `make_loop`."""
+    loops = {name: make_loop(*case) for name, case in cases.items()}
+    taken = interleave({name: loop for name, (loop, _) in loops.items()}, rounds, long=long)
+    return {name: [x / loops[name][1] for x in each] for name, each in taken.items()}
+
+
 def summarize(values: Sequence[float], scale: float = 1.0) -> Quartiles:
     """Median, first and third quartile, times `scale`."""
     found = np.quantile(values, (0.5, 0.25, 0.75))
@@ -111,3 +138,17 @@ def assert_same(results: Mapping[str, Any], tolerance: float = 1e-3) -> None:
             x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
             off = tolerance * max(np.max(np.abs(y)), 1e-3)
             np.testing.assert_allclose(x, y, rtol=0, atol=off, err_msg=f"{name} differs from {first}")
+
+
+def make_rollout(train: training.Train, key: jax.Array) -> pp.Batch:
+    """A rollout to time updates on, with ends of both kinds, and log-probabilities a little off the policy's."""
+    batch = train.collect(train.init(key))[1]
+    keys = jax.random.split(key, 5)
+    noise = [jax.random.normal(key, batch.value.shape) for key in keys[:3]]
+    terminated, truncated = (jax.random.bernoulli(key, 0.02, batch.value.shape) for key in keys[3:])
+    changed = {
+        "log_prob": batch.log_prob + 0.1 * noise[0],
+        "reward": 1 + noise[1],
+        "next_value": batch.value + noise[2],
+    }
+    return batch.replace(terminated=terminated, truncated=truncated & ~terminated, **changed)

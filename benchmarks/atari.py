@@ -22,9 +22,9 @@ import jax
 from ppo_parts import envs
 from ppo_parts.recipes import atari_ppo
 
-from . import hosts
-from ._runs import select_seeds
-from ._shared import claim, make_parser, write
+from . import _rivals
+from ._options import make_parser, select_seeds
+from ._records import claim, write
 
 
 def train_ours(config: atari_ppo.Config) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def train_cleanrl(python: str, script: str, config: atari_ppo.Config) -> dict[st
     """Train a seed with CleanRL's script; each row has the steps so far, the return of a game, and 1."""
     game = "".join(map(str.capitalize, config.env_id.removeprefix("ale:").split("_")))
     given = {"env-id": f"{game}NoFrameskip-v4", "seed": config.seed, "total-timesteps": config.total_timesteps}
-    printed = hosts.run_cleanrl(python, script, given)
+    printed = _rivals.run_cleanrl(python, script, given)
     found = re.findall(r"global_step=(\d+), episodic_return=\[?([-+.e\d]+)", printed)
     rows = [[int(step), float(reward), 1] for step, reward in found]
     return {"seed": config.seed, "games": rows}

@@ -20,7 +20,8 @@ import jax
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
-from ._shared import collect, make_parser
+from ._options import make_parser
+from ._records import collect
 
 KINDS = "all-gather|all-reduce|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
@@ -44,21 +45,29 @@ class Operation(NamedTuple):
     flops: int
 
 
+def read_shape(text: str) -> tuple[int, ...]:
+    """A shape such as "4,2"."""
+    return tuple(int(x) for x in text.split(",") if x)
+
+
+def read_bodies(text: str) -> tuple[str, dict[str, list[str]]]:
+    """The name of the computation that a program begins with, and the lines of each."""
+    bodies: dict[str, list[str]] = {}
+    entry, lines = "", []
+    for line in text.splitlines():
+        if begins := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
+            lines = bodies.setdefault(begins[2], [])
+            entry = begins[2] if begins[1] else entry
+        lines.append(line)
+    return entry, bodies
+
+
 def read_operations(compiled: Any, kinds: str = KINDS) -> list[Operation]:
     """Return the collectives of a program, or its products of matrices if `kinds` is "dot".
 
     Those in loops count as often as they run, and all branches count. (XLA's own count of FLOPs ignores loops.)
     """
-    bodies: dict[str, list[str]] = {}
-    entry, lines = "", []
-    for line in compiled.as_text().splitlines():
-        if begins := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
-            lines = bodies.setdefault(begins[2], [])
-            entry = begins[2] if begins[1] else entry
-        lines.append(line)
-
-    def read_shape(text: str) -> tuple[int, ...]:
-        return tuple(int(x) for x in text.split(",") if x)
+    entry, bodies = read_bodies(compiled.as_text())
 
     def visit(name: str, times: int) -> list[Operation]:
         found, shape_of = [], dict(re.findall(r"%([\w.\-]+) = [a-z]+\d*\[([\d,]*)\]", "\n".join(bodies[name])))

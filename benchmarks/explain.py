@@ -19,44 +19,43 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import optax
 
 import ppo_parts as pp
 from ppo_parts import training
 from ppo_parts.recipes.libraries import parts
 from ppo_parts.training._files import make_plain
 
-from . import differences
-from ._pages import compare_pairs, show_change
-from ._runs import measure_training, select_seeds, vectorize
-from ._shared import Record, find, make_parser, place, write
+from . import choices
+from ._intervals import compare_pairs, show_change
+from ._options import make_parser, select_seeds
+from ._records import Record, find, make_addresses, write
+from ._seeds import measure_training, vectorize
 
-EPS, ENTROPY = {"eps": 1e-8}, {"last": pp.entropy_bonus(coef=0.01)}
-UNCLIPPED, ROLLOUT = {"value": pp.value_loss(coef=1.0)}, {"normalize": "rollout"}
-UNLIMITED, RATE = {"clip": optax.identity()}, {"rate": pp.optim.scale_by_update_schedule(1e-3)}
-LIBRARIES: dict[str, dict[str, dict[str, Any]]] = {  # what changes the chain and the optimizer of `differences`
-    "cleanrl": {"time limits": {"time_limit": differences.terminate_at_time_limits()}},
-    "stable_baselines3": {
-        "value loss": UNCLIPPED, "learning rate": {"rate": pp.optim.scale_by_update_schedule(3e-4)}},
+CHOICES: dict[str, dict[str, Any]] = {name: each.choices for name, each in choices.DIFFERENCES.items()}
+UNCLIPPED, RATE = {"value": pp.value_loss(coef=1.0)}, {"rate": pp.optim.scale_by_update_schedule(1e-3)}
+LIBRARIES: dict[str, dict[str, dict[str, Any]]] = {  # what changes the chain and the optimizer of `choices`
+    "cleanrl": {"time limits": CHOICES["time_limit_terminates"]},
+    "stable_baselines3": {"value loss": UNCLIPPED, "learning rate": CHOICES["constant_rate"]},
     "tianshou": {
-        "value loss": UNCLIPPED, "learning rate": RATE, "gradient clip": UNLIMITED, "Adam's epsilon": EPS,
-        "entropy bonus": ENTROPY, "gradient steps": {"num_minibatches": 32, "update_epochs": 1}},
+        "value loss": UNCLIPPED, "learning rate": RATE, "gradient clip": CHOICES["no_gradient_clip"],
+        "Adam's epsilon": CHOICES["adam_eps_1e-8"], "entropy bonus": CHOICES["entropy_0.01"],
+        "gradient steps": {"num_minibatches": 32, "update_epochs": 1}},
     "rsl_rl": {
-        "time limits": {"time_limit": parts.truncate_at_current_value()}, "standardization": ROLLOUT,
+        "time limits": CHOICES["current_value"], "standardization": CHOICES["rollout_normalize"],
         "value loss": {"value": pp.clipped_value_loss(clip_eps=0.2, coef=2.0)},
         "learning rate": {"rate": pp.optim.scale_by_kl_adaptive_rate(1e-3, target_kl=0.01)},
-        "gradient clip": {"clip": parts.clip_each_network(1.0)}, "Adam's epsilon": EPS, "entropy bonus": ENTROPY,
-        "gradient steps": {"num_minibatches": 4, "update_epochs": 5}},
+        "gradient clip": {"clip": parts.clip_each_network(1.0)}, "Adam's epsilon": CHOICES["adam_eps_1e-8"],
+        "entropy bonus": CHOICES["entropy_0.01"], "gradient steps": {"num_minibatches": 4, "update_epochs": 5}},
     "skrl": {
-        "time limits": {"time_limit": parts.ignore_truncations()}, "standardization": ROLLOUT,
-        "value loss": {"value": pp.chain(parts.clip_prediction(0.2), pp.value_loss(coef=5.0))},
-        "learning rate": RATE, "Adam's epsilon": EPS, "gradient steps": {"num_minibatches": 2, "update_epochs": 8}},
+        "time limits": CHOICES["time_limit_ignored"], "standardization": CHOICES["rollout_normalize"],
+        "value loss": {"value": pp.chain(parts.clip_prediction(0.2), pp.value_loss(coef=5.0))}, "learning rate": RATE,
+        "Adam's epsilon": CHOICES["adam_eps_1e-8"], "gradient steps": {"num_minibatches": 2, "update_epochs": 8}},
     "brax": {
-        "advantages": {"sampler": differences.segments, "brax_advantages": True},
-        "value loss": {"value": pp.value_loss(coef=0.5)},
-        "learning rate": {"rate": pp.optim.scale_by_update_schedule(1e-4)}, "gradient clip": UNLIMITED,
-        "Adam's epsilon": EPS, "gradient steps": {"num_minibatches": 16, "update_epochs": 2},
-        "discount": {"gamma": 0.9}, "clip range": {"clip_coef": 0.3}, "squashed actions": {"squash": True}},
+        "advantages": CHOICES["brax_advantages"], "value loss": {"value": pp.value_loss(coef=0.5)},
+        "learning rate": {"rate": pp.optim.scale_by_update_schedule(1e-4)},
+        "gradient clip": CHOICES["no_gradient_clip"], "Adam's epsilon": CHOICES["adam_eps_1e-8"],
+        "gradient steps": {"num_minibatches": 16, "update_epochs": 2},
+        "discount": {"gamma": 0.9}, "clip range": {"clip_coef": 0.3}, "squashed actions": CHOICES["squashed"]},
 }  # fmt: skip
 
 
@@ -66,12 +65,12 @@ def list_differing(first: str, second: str) -> list[str]:
     return [name for name in {**a, **b} if a.get(name) != b.get(name)]
 
 
-def make_between(config: differences.Config, first: str, second: str, of_second: Sequence[str]) -> training.Train:
+def make_between(config: choices.Config, first: str, second: str, of_second: Sequence[str]) -> training.Train:
     """The run with the named choices of the second library, and the others of the first."""
     made = LIBRARIES[first] | {name: LIBRARIES[second].get(name, {}) for name in of_second}
     given = {argument: x for choice in made.values() for argument, x in choice.items()}
     fields = {argument: given.pop(argument) for argument in [*given] if argument in config.__dataclass_fields__}
-    return differences.make_train(dataclasses.replace(config, **fields), **given)
+    return choices.make_train(dataclasses.replace(config, **fields), **given)
 
 
 def draw_walks(names: Sequence[str], seed: int) -> Iterator[tuple[list[str], list[str]]]:
@@ -104,9 +103,9 @@ def compute_effects(result: Record) -> dict[str, np.ndarray]:
 
 
 def explain_gap(result: Record) -> dict[str, Record]:
-    """The mean effect of each choice, the largest first, whose intervals hold together, and then the gap."""
-    *choices, (_, gap) = compute_effects(result).items()
-    changes = {name: compare_pairs(effects, 0, len(choices)) for name, effects in choices}
+    """The mean effect of each choice, the largest first, with intervals that hold together, and then the gap."""
+    *found, (_, gap) = compute_effects(result).items()
+    changes = {name: compare_pairs(effects, 0, len(found)) for name, effects in found}
     return dict(sorted(changes.items(), key=lambda x: -abs(x[1]["mean"]))) | {"gap": compare_pairs(gap, 0)}
 
 
@@ -119,8 +118,9 @@ def main() -> None:
     options = parser.parse_args()
     if not (names := list_differing(options.first, options.second)):
         parser.error("the libraries must differ")
-    config = differences.Config(env_id=options.env_id, total_timesteps=options.steps, gae_lambda=0.95)
-    [address] = place(options, f"{options.first}_{options.second}_{options.env_id.rpartition(':')[2]}_{options.steps}")
+    config = choices.Config(env_id=options.env_id, total_timesteps=options.steps, gae_lambda=0.95)
+    name = f"{options.first}_{options.second}_{options.env_id.rpartition(':')[2]}_{options.steps}"
+    [address] = make_addresses(options, name)
     begun = (find(address) or {"results": {}})["results"]
     same = {"first": options.first, "second": options.second, "config": dataclasses.asdict(config), "choices": names}
     if differ := [key for key in same if begun and begun[key] != make_plain(same[key])]:

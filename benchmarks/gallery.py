@@ -8,7 +8,6 @@ Each becomes a record of benchmarks/results/gallery.jsonl, which the site draws 
 from __future__ import annotations
 
 import functools
-import re
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,8 +23,10 @@ from ppo_parts import envs, networks, training
 from ppo_parts.envs._wrappers import with_observations
 from ppo_parts.recipes import trpo
 
-from ._runs import make_keys, select_seeds, vectorize
-from ._shared import ROOT, claim, make_parser, write
+from ._cards import evaluate_line, load_card
+from ._options import make_parser, select_seeds
+from ._records import claim, write
+from ._seeds import make_keys, vectorize
 
 GAE, NORMALIZED = pp.gae(gamma=0.99, gae_lambda=0.95), pp.advantage_normalize(ddof=1)
 PARTS = {  # of CleanRL's `ppo.py`
@@ -61,30 +62,6 @@ class Variant(NamedTuple):
 def ppo(*extra: pp.Part, **replaced: pp.Part) -> pp.Part:
     """The chain of `PARTS`, some of which are replaced, with more parts at its end."""
     return pp.chain(*(PARTS | replaced).values(), *extra)
-
-
-def load_card(page: str, heading: str, number: int | None = None) -> Any:
-    """What the code at the top of a page of the gallery, and that of a card, or its first blocks, defines."""
-    top, *cards = re.split(r"^## ", (ROOT / f"docs/gallery/{page}.md").read_text(), flags=re.MULTILINE)
-    [own] = [text for text in cards if text.startswith(f"{heading}\n")]
-    module = types.ModuleType(page)
-    module.pp = pp  # some pages import it in an earlier card
-    first, blocks = (re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) for text in (top, own))
-    for source in first + blocks[:number]:
-        exec(source, vars(module))
-    return module
-
-
-@functools.cache
-def evaluate_line(name: str) -> Any:
-    """What the line of a row of the gallery's tables makes."""
-    text = (ROOT / "docs/gallery/README.md").read_text()
-    [row] = re.findall(rf"^\| \[?{re.escape(name)}[],: |].*", text, re.MULTILINE)
-    [code] = [cell.strip("`") for cell in row.split(" | ") if cell.startswith(("`pp.", "`optax."))]
-    mirrored = lambda x: x * jnp.array([1.0, -1.0, -1.0]) if x.shape[-1] == 3 else -x  # noqa: E731, of Pendulum-v1
-    given = {"pp": pp, "optax": optax, "F": pp.functional, "mirrored": mirrored}
-    made = eval(code, given | {"targets": pp.gae(gamma=0.99, gae_lambda=1.0)})
-    return pp.chain(*made) if isinstance(made, tuple) and not hasattr(made, "update") else made
 
 
 def add_features(env: envs.Env) -> envs.Env:

@@ -13,12 +13,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,14 +25,15 @@ from ppo_parts.recipes import async_ppo, cleanrl_ppo, mujoco_ppo
 from ppo_parts.training._program import compiler_options
 
 from . import _timing
-from ._shared import collect, make_parser
-from .train import is_installed, make_on_host
+from ._options import make_parser
+from ._records import collect
+from ._rivals import is_installed, make_on_host, read_speed, run_cleanrl
 
 ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 256, 10, 32
 
 
-def play_alone(task: str, updates: int) -> Callable[[], Any]:
-    """Gymnasium's own vector environment, stepped with random actions."""
+def make_alone(task: str, updates: int) -> Callable[[], Any]:
+    """A function that steps Gymnasium's own vector environment with random actions."""
     import gymnasium
 
     mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
@@ -53,7 +49,7 @@ def play_alone(task: str, updates: int) -> Callable[[], Any]:
     return play
 
 
-def advance_repeatedly(advance: Callable[[Any], Any], state: Any, updates: int) -> Callable[[], None]:
+def make_runner(advance: Callable[[Any], Any], state: Any, updates: int) -> Callable[[], None]:
     """A function that calls `state = advance(state)` for each update; another call goes on from there."""
 
     def run() -> None:
@@ -64,42 +60,25 @@ def advance_repeatedly(advance: Callable[[Any], Any], state: Any, updates: int) 
     return run
 
 
-def run_ours(train: training.Train, updates: int, learn: bool = True) -> Callable[[], Any]:
-    """Run `updates` rollouts, each followed by an update if `learn`."""
+def make_ours(train: training.Train, updates: int, learn: bool = True) -> Callable[[], Any]:
+    """A function that runs `updates` rollouts, each followed by an update if `learn`."""
     one = jax.jit(train.step if learn else train.collect, compiler_options=compiler_options())
     state = jax.jit(train.init)(jax.random.key(0))
-    return advance_repeatedly(lambda x: one(x)[0] if learn else x._replace(rollout=one(x)[0]), state, updates)
+    return make_runner(lambda x: one(x)[0] if learn else x._replace(rollout=one(x)[0]), state, updates)
 
 
-def run_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
-    """`ppo_parts.recipes.async_ppo`: the actor collects one rollout ahead of the learner."""
+def make_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
+    """The same with `ppo_parts.recipes.async_ppo`, whose actor collects one rollout ahead of the learner."""
     program = async_ppo.OneAhead(async_ppo.make_train(config), 0, training.RunOptions())
     state = program.start()
     advance = program.advance_from(state)
-    loop = advance_repeatedly(lambda x: advance(x, 1)[0], state, updates)
+    loop = make_runner(lambda x: advance(x, 1)[0], state, updates)
 
     def run() -> None:
         loop()
         concurrent.futures.wait(program.ahead)  # as many rollouts as updates, and none while another program runs
 
     return run
-
-
-def run_cleanrl(python: str, script: str, given: dict[str, Any]) -> str:
-    """Run a script of CleanRL, unchanged, with these options on a CPU; return what it prints."""
-    # It runs in another folder; a Python of a virtual environment is a link, which must not be resolved.
-    command = [str(Path(shutil.which(python) or python).absolute()), str(Path(script).absolute()), "--no-cuda"]
-    command += [f"--{name}={value}" for name, value in given.items()]
-    with tempfile.TemporaryDirectory() as folder:
-        out = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if out.returncode:
-        raise RuntimeError(f"{script} failed:\n{out.stderr[-2000:]}")
-    return out.stdout
-
-
-def read_speed(printed: str) -> float:
-    """The last of the speeds that a script of CleanRL printed."""
-    return float(re.findall(r"SPS: (\d+)", printed)[-1])
 
 
 def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> list[dict[str, Any]]:
@@ -112,11 +91,11 @@ def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> l
     other = dataclasses.replace(cleanrl_ppo.PRESETS["continuous"], **settings)
     train = mujoco_ppo.make_train(config)
     thunks = {
-        "environments alone": play_alone(task, updates),
-        "collecting": run_ours(train, updates, learn=False),
-        "recipe": run_ours(train, updates),
-        "cleanrl's settings": run_ours(cleanrl_ppo.make_train(other), updates),
-        "one rollout ahead": run_ahead(config, updates),
+        "environments alone": make_alone(task, updates),
+        "collecting": make_ours(train, updates, learn=False),
+        "recipe": make_ours(train, updates),
+        "cleanrl's settings": make_ours(cleanrl_ppo.make_train(other), updates),
+        "one rollout ahead": make_ahead(config, updates),
     }
     steps, fewer = dict.fromkeys(thunks, updates * ENVS * STEPS), max(2, updates // 4)
     if is_installed("sb3"):

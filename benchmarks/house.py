@@ -16,8 +16,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from ._shared import ROOT, make_parser
-from .reproduce import unpack_revision
+from ._options import make_parser
+from ._records import ROOT, unpack_revision
 
 FRAMES = """
 import sys, jax, ppo_parts as pp

@@ -20,9 +20,10 @@ import numpy as np
 import ppo_parts as pp
 from ppo_parts import envs, networks, training
 
-from ._runs import make_keys, select_seeds, train_in_stages
-from ._shared import claim, make_parser, write, write_part
-from .gallery import load_card
+from ._cards import load_card
+from ._options import make_parser, select_seeds
+from ._records import claim, write, write_part
+from ._seeds import make_keys, train_in_stages
 
 Array = jax.Array
 CARDS, NODES, END = 3, 4, 4

@@ -25,9 +25,10 @@ from ppo_parts.errors import UserValueError
 from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, pufferlib_ppo
 
 from . import classic, craftax, rnd
-from ._pages import show_interval
-from ._runs import make_eval_key, make_keys, select_seeds, train_in_stages, vectorize
-from ._shared import claim, make_parser, write
+from ._intervals import show_interval
+from ._options import make_parser, select_seeds
+from ._records import claim, write
+from ._seeds import make_eval_key, make_keys, train_in_stages, vectorize
 
 
 class Task(NamedTuple):
@@ -153,7 +154,7 @@ def change_config(config: Any, changes: Sequence[str]) -> Any:
 
 
 def place_points(updates: int) -> np.ndarray:
-    """The updates so far at the end of each point of a curve, the mean of equally many; the last may have fewer."""
+    """The update at which each point of a curve ends; a point is the mean of equally many, the last one of the rest."""
     each = max(1, updates // 200)
     return np.append(np.arange(each, updates, each), updates)
 

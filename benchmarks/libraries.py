@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ppo_parts.recipes import library_ppo
 
-from .mujoco import Variant, run
+from ._protocol import Variant, run
 
 VARIANTS = {
     name: Variant(library_ppo.make_train, preset, contact_forces=name != "humanoid")

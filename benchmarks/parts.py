@@ -14,7 +14,6 @@ was *disturbed* if the upper quartile of ours is more than 1.5 times the lower o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,7 +25,9 @@ import ppo_parts as pp
 from ppo_parts import distributions, functional
 
 from . import _timing
-from ._shared import collect, make_parser
+from ._by_hand import scan_by_hand
+from ._options import make_parser
+from ._records import collect
 
 try:
     import rlax
@@ -35,6 +36,8 @@ except ImportError:
 
 SIZES = ((128, 4), (128, 64), (2048, 8), (128, 2048), (1024, 1024), (128, 65536), (8192, 2048))
 GAMMA, LAMBDA, CLIP, MINIBATCHES, ACTIONS = 0.99, 0.95, 0.2, 4, 4
+ESTIMATE = {"gamma": GAMMA, "gae_lambda": LAMBDA}
+STEPS = ("reward", "value", "next_value", "terminated", "truncated")
 Method = Callable[..., Any]
 Arrays = dict[str, Any]
 
@@ -78,28 +81,6 @@ def make_workload(time: int, envs: int) -> Arrays:
     }
 
 
-def scan_by_hand(*arrays: jax.Array, gamma: float = GAMMA, gae_lambda: float = LAMBDA, unroll: int = 16) -> Any:
-    """A scan whose closure does everything: V-trace if the log-ratios come first, else GAE."""
-
-    def delta(ratio: list[Any], reward: Any, value: Any, follows: Any, terminated: Any) -> tuple[Any, Any]:
-        rho = jnp.minimum(jnp.exp(ratio[0]), 1.0) if ratio else 1.0
-        return rho, rho * (reward + gamma * (1 - terminated) * follows - value)
-
-    def step(later: jax.Array, row: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
-        *ratio, reward, value, follows, terminated, truncated = row
-        rho, error = delta(ratio, reward, value, follows, terminated)
-        later = error + gamma * gae_lambda * rho * (1 - terminated) * (1 - truncated) * later
-        return later, later
-
-    *ratio, reward, value, follows, terminated, truncated = arrays
-    error = jax.lax.scan(step, jnp.zeros_like(value[0]), arrays, reverse=True, unroll=unroll)[1]
-    target = error + value
-    if not ratio:
-        return error, target
-    follows = jnp.where(truncated, follows, jnp.concatenate([target[1:], follows[-1:]]))
-    return error, target, delta(ratio, reward, value, follows, terminated)[1]
-
-
 def rlax_gae(reward: jax.Array, value: jax.Array, shifted: jax.Array, terminated: jax.Array) -> tuple[jax.Array, ...]:
     """`rlax.truncated_generalized_advantage_estimation`."""
     values = jnp.concatenate([value, shifted[-1:]])
@@ -126,8 +107,8 @@ def read_estimates(batch: pp.Batch) -> Any:
     return batch.advantage, batch.target, dict(batch.metrics)
 
 
-def try_part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt: int | None = None) -> Case:
-    """A part, on a batch of these fields; `current_value`, `current_log_prob` and `logits` are of `batch.current`."""
+def run_part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt: int | None = None) -> Case:
+    """A case that runs a part on a batch of these fields, of which the three named below are in `batch.current`."""
 
     def run(*arrays: jax.Array) -> Any:
         fields = dict(zip(reads, arrays, strict=True))
@@ -139,8 +120,8 @@ def try_part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt:
     return Case(reads, run, wrt=wrt)
 
 
-def try_sampler(made: Any) -> Case:
-    """One epoch: the plan, then every minibatch drawn and copied out."""
+def run_sampler(made: Any) -> Case:
+    """A case that runs one epoch of a sampler: the plan, and then every minibatch drawn and copied out."""
     fields = ("log_prob", "value", "advantage", "target")
 
     def run(key: jax.Array, *arrays: jax.Array) -> Any:
@@ -157,87 +138,71 @@ def try_sampler(made: Any) -> Case:
     return Case(("key", *fields), run)
 
 
-def make_cases() -> dict[str, Case]:
-    """Everything by name: functions, then parts (`pp.`)."""
-    estimate = {"gamma": GAMMA, "gae_lambda": LAMBDA}
-    gae, vtrace = (partial(function, **estimate) for function in (functional.gae, functional.vtrace))
-    steps = ("reward", "value", "next_value", "terminated", "truncated")
-    uncut = ("reward", "value", "shifted_value", "terminated")
-    recurrence = functional.reverse_recurrence
+def permute_with(permutation: Callable[..., jax.Array]) -> Method:
+    """A method that permutes as many numbers as an array has."""
+    return lambda key, x: permutation(jax.random.wrap_key_data(key), x.size)
+
+
+def with_rlax(method: Method) -> dict[str, Method]:
+    """The method as a rival, if rlax is installed."""
+    return {"rlax": method} if rlax else {}
+
+
+def make_function_cases() -> dict[str, Case]:
+    """Functions by name."""
+    gae, vtrace, scan = (partial(f, **ESTIMATE) for f in (functional.gae, functional.vtrace, scan_by_hand))
+    uncut, recurrence = ("reward", "value", "shifted_value", "terminated"), functional.reverse_recurrence
     associative = partial(recurrence, implementation="associative")
     surrogate = partial(functional.clipped_surrogate, clip_eps=CLIP)
-    metrics = ("log_prob", "current_log_prob", "advantage")
-    values = ("current_value", "value", "target", "log_prob")
-
-    def loss(batch: pp.Batch) -> Any:
-        return next(iter(batch.losses.values()))
-
-    def shuffled(permutation: Callable[..., jax.Array]) -> Method:
-        return lambda key, x: permutation(jax.random.wrap_key_data(key), x.size)
-
-    def with_rlax(method: Method) -> dict[str, Method]:
-        return {"rlax": method} if rlax else {}
-
-    permutation, of_jax = map(shuffled, (functional.permutation, jax.random.permutation))
+    value_loss = partial(functional.clipped_value_loss, clip_eps=CLIP)
+    permutation, of_jax = map(permute_with, (functional.permutation, jax.random.permutation))
     return {
-        "gae": Case(steps, gae, {"unrolled": scan_by_hand}),
+        "gae": Case(STEPS, gae, {"unrolled": scan}),
         "gae_terminated": Case(uncut, gae, with_rlax(rlax_gae)),
-        "vtrace": Case(("log_ratio", *steps), vtrace, {"unrolled": scan_by_hand}),
+        "vtrace": Case(("log_ratio", *STEPS), vtrace, {"unrolled": scan}),
         "vtrace_terminated": Case(("log_ratio", *uncut), vtrace, with_rlax(rlax_vtrace)),
         "reverse_recurrence": Case(("delta", "trace"), recurrence, {"associative": associative}),
         "next_values": Case(("value", "last_value", "truncated", "final_value"), functional.next_values),
         "advantage_normalize": Case(("advantage",), functional.advantage_normalize),
         "clipped_surrogate": Case(("log_ratio", "advantage"), surrogate, with_rlax(rlax_surrogate), wrt=0),
         "value_loss": Case(("value", "target"), functional.value_loss, wrt=0),
-        "clipped_value_loss": Case(values[:3], partial(functional.clipped_value_loss, clip_eps=CLIP), wrt=0),
+        "clipped_value_loss": Case(("current_value", "value", "target"), value_loss, wrt=0),
         "approx_kl": Case(("log_ratio",), functional.approx_kl, wrt=0),
         "clip_fraction": Case(("log_ratio",), partial(functional.clip_fraction, clip_eps=CLIP)),
         "explained_variance": Case(("value", "target"), functional.explained_variance),
         "segment_priorities": Case(("advantage",), partial(functional.segment_priorities, alpha=0.8)),
         "importance_weights": Case(("probabilities", "indices"), partial(functional.importance_weights, beta=0.4)),
         "permutation": Case(("key", "value"), permutation, {"jax": of_jax}, alike=False),
-        "pp.gae": try_part(pp.gae(**estimate), read_estimates, *steps),
-        "pp.vtrace": try_part(pp.vtrace(**estimate), read_estimates, "log_ratio", *steps),
-        "pp.advantage_normalize": try_part(pp.advantage_normalize(), lambda batch: batch.advantage, "advantage"),
-        "pp.clipped_surrogate": try_part(pp.clipped_surrogate(clip_eps=CLIP), loss, *metrics, wrt=1),
-        "pp.clipped_value_loss": try_part(pp.clipped_value_loss(clip_eps=CLIP), loss, *values, wrt=0),
-        "pp.value_loss": try_part(pp.value_loss(), loss, *values, wrt=0),
-        "pp.entropy_bonus": try_part(pp.entropy_bonus(coef=0.01), loss, "logits", "log_prob", wrt=0),
-        "pp.advantage_weight": try_part(pp.advantage_weight(), lambda batch: batch.advantage, "advantage", "weight"),
-        "pp.kl_early_stop": try_part(pp.kl_early_stop(0.02), lambda batch: batch.stop.discard, *metrics[:2]),
-        "pp.full_batch": try_sampler(pp.full_batch()),
-        "pp.shuffled_minibatches": try_sampler(pp.shuffled_minibatches(MINIBATCHES)),
-        "pp.segment_minibatches": try_sampler(pp.segment_minibatches(MINIBATCHES)),
-        "pp.prioritized_sampler": try_sampler(pp.prioritized_sampler(MINIBATCHES, alpha=0.8, beta=0.4)),
+    }
+
+
+def make_part_cases() -> dict[str, Case]:
+    """Parts by name (`pp.`)."""
+    metrics, values = ("log_prob", "current_log_prob", "advantage"), ("current_value", "value", "target", "log_prob")
+
+    def loss(batch: pp.Batch) -> Any:
+        return next(iter(batch.losses.values()))
+
+    return {
+        "pp.gae": run_part(pp.gae(**ESTIMATE), read_estimates, *STEPS),
+        "pp.vtrace": run_part(pp.vtrace(**ESTIMATE), read_estimates, "log_ratio", *STEPS),
+        "pp.advantage_normalize": run_part(pp.advantage_normalize(), lambda batch: batch.advantage, "advantage"),
+        "pp.clipped_surrogate": run_part(pp.clipped_surrogate(clip_eps=CLIP), loss, *metrics, wrt=1),
+        "pp.clipped_value_loss": run_part(pp.clipped_value_loss(clip_eps=CLIP), loss, *values, wrt=0),
+        "pp.value_loss": run_part(pp.value_loss(), loss, *values, wrt=0),
+        "pp.entropy_bonus": run_part(pp.entropy_bonus(coef=0.01), loss, "logits", "log_prob", wrt=0),
+        "pp.advantage_weight": run_part(pp.advantage_weight(), lambda batch: batch.advantage, "advantage", "weight"),
+        "pp.kl_early_stop": run_part(pp.kl_early_stop(0.02), lambda batch: batch.stop.discard, *metrics[:2]),
+        "pp.full_batch": run_sampler(pp.full_batch()),
+        "pp.shuffled_minibatches": run_sampler(pp.shuffled_minibatches(MINIBATCHES)),
+        "pp.segment_minibatches": run_sampler(pp.segment_minibatches(MINIBATCHES)),
+        "pp.prioritized_sampler": run_sampler(pp.prioritized_sampler(MINIBATCHES, alpha=0.8, beta=0.4)),
     }
 
 
 def differentiate(method: Method, wrt: int) -> Method:
     """Loss and gradient of the mean, over time first, as rlax's vmapped losses take it: XLA vectorizes that on CPUs."""
     return jax.value_and_grad(lambda *args: jnp.mean(jnp.mean(method(*args), axis=0)), wrt)
-
-
-def make_loop(method: Method, args: tuple[Any, ...], numbered: bool = False) -> tuple[Callable[[], Any], int]:
-    """A program that calls `method` repeatedly, and the number of calls.
-
-    The calls take at least 5 ms, and are at least four (one if a call takes a second). A call also allocates its
-    outputs and fills them.
-    """
-    loop = _timing.repeat(method, numbered)
-    call, n = _timing.compile_cold(loop, 1, *args)[0], 1
-    for _ in range(3):
-        once = _timing.measure_seconds(partial(call, n, *args)) / n
-        n = max(round(0.005 / once), 4 if once < 1 else 1)
-    if jax.default_backend() != "cpu":  # a loop of unknown length asks the host after each turn whether to go on
-        return partial(_timing.compile_cold(partial(loop, n), *args)[0], *args), n
-    return partial(call, n, *args), n
-
-
-def measure_calls(cases: Mapping[str, tuple[Any, ...]], rounds: int, long: float = math.inf) -> _timing.Samples:
-    """Seconds of a call of each method, one sample per round; `cases`: the arguments of `make_loop`."""
-    loops = {name: make_loop(*case) for name, case in cases.items()}
-    taken = _timing.interleave({name: loop for name, (loop, _) in loops.items()}, rounds, long=long)
-    return {name: [x / loops[name][1] for x in each] for name, each in taken.items()}
 
 
 def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dict[str, Any]]:
@@ -258,7 +223,7 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
     traffic = sum(x.size * x.dtype.itemsize for x in moved)
     cases = {name: (method, args) for name, method in methods.items()}
     floor = {"floor": (jnp.add, (jnp.zeros(-(-traffic // 8), jnp.float32),), True)}
-    samples = measure_calls(cases | floor, rounds, long=0.5)
+    samples = _timing.measure_calls(cases | floor, rounds, long=0.5)
     ours = _timing.summarize(samples["ours"])
     disturbed = ours["q3"] > 1.5 * ours["q1"]  # by other work on the machine
     return [
@@ -275,7 +240,7 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
 
 def main() -> None:
     """Print a row for each measurement; write them with `--json`."""
-    known = make_cases()
+    known = make_function_cases() | make_part_cases()
     parser = make_parser(__doc__, sizes=SIZES, rounds=15, json=None)
     names = {"choices": tuple(known), "default": tuple(known), "help": f"(default: all of {', '.join(known)})"}
     parser.add_argument("--parts", nargs="+", metavar="PART", **names)

@@ -11,7 +11,8 @@ import re
 from pathlib import Path
 
 from . import _figures
-from ._shared import RESULTS, ROOT, make_parser
+from ._options import make_parser
+from ._records import RESULTS, ROOT
 from ._tables import BLOCKS
 
 BLOCK = re.compile(rf"<!-- ({'|'.join(BLOCKS)})( [^\n]*?)? -->\n.*?<!-- end -->", re.DOTALL)

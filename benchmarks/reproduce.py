@@ -10,32 +10,18 @@ learning amplifies that: compare means with their intervals.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import shlex
 import subprocess
 import sys
-import tarfile
-import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from ._shared import RESULTS, ROOT, Record, make_parser, read
-
-
-@contextlib.contextmanager
-def unpack_revision(revision: str) -> Iterator[Path]:
-    """The files of a revision in a temporary folder."""
-    archive = subprocess.run(["git", "-C", ROOT, "archive", revision], capture_output=True)
-    if archive.returncode:
-        sys.exit(f"this checkout has no revision {revision}: clone the whole history, or choose another")
-    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-        files.extractall(folder, filter="data")
-        yield Path(folder)
+from ._options import make_parser
+from ._records import RESULTS, Record, read, unpack_revision
 
 
 def read_numbers(tree: Any) -> dict[str, float]:
@@ -46,7 +32,7 @@ def read_numbers(tree: Any) -> dict[str, float]:
 
 
 def compare(old: Any, new: Any) -> list[str]:
-    """What two results have in common: how many numbers are equal, and the means and medians of those that differ."""
+    """Lines about two results: how many numbers are equal, and the means and medians of those that differ."""
     before, after = read_numbers(old), read_numbers(new)
     both, gone = [path for path in before if path in after], [path for path in before if path not in after]
     differ = [path for path in both if before[path] != after[path]]

@@ -19,7 +19,7 @@ from ppo_parts.envs import Moments
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import Range
 
-from .gallery import load_card
+from ._cards import load_card
 
 Array = jax.Array
 
@@ -75,7 +75,7 @@ def standardized_next_obs(observed: tuple[int, ...]) -> pp.Part:
     return pp.Part(init, update, "standardized_next_obs", **fields, place="before_sampler")
 
 
-def chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
+def make_chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
     """CleanRL's chain without value clipping; with `rnd`, the second reward, advantage and critic of the card."""
     of_card = load_card("imitation", "Random network distillation").pipeline.parts
     intrinsic, critic = (part for part in of_card if part.name == "intrinsic")
@@ -118,5 +118,5 @@ def make_train(config: Config) -> training.Train:
     rate = pp.linear_schedule(config.learning_rate, 0.0, config.num_updates)
     optimizer, record = pp.clipped_adam(rate, config.max_grad_norm), ("value_intrinsic",) if config.rnd else ()
     return training.Train.of(
-        config, env, policy, chain(config, observed), optimizer, record=record, schedules={"learning_rate": rate}
+        config, env, policy, make_chain(config, observed), optimizer, record=record, schedules={"learning_rate": rate}
     )

@@ -19,19 +19,20 @@ import ppo_parts as pp
 from ppo_parts import training
 from ppo_parts.recipes import pufferlib_ppo
 
-from ._pages import show_iqm
-from ._runs import measure_training, vectorize
-from ._shared import claim, make_parser, write
+from ._intervals import show_iqm
+from ._options import make_parser
+from ._records import claim, write
+from ._seeds import measure_training, vectorize
 
 
 class Arm(NamedTuple):
-    """Which of the three an arm has."""
+    """Which of prioritization, V-trace and refreshing an arm has."""
 
     prioritized: bool
     advantage: Literal["gae", "vtrace"]
     refresh: Literal["rollout", "epoch", "minibatch"]
 
-    def chain(self, config: pufferlib_ppo.Config) -> pp.Part:
+    def make_chain(self, config: pufferlib_ppo.Config) -> pp.Part:
         """PufferLib's chain with these of the three; without priorities, each segment comes once per epoch."""
         decay = {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
         clips = {"rho_clip": config.vtrace_rho_clip, "c_clip": config.vtrace_c_clip}
@@ -86,7 +87,7 @@ def measure(task: str) -> dict[str, Any]:
 
         def trained(seed: jax.Array, rate: jax.Array, arm: Arm = arm) -> dict[str, jax.Array]:
             here = dataclasses.replace(config, learning_rate=rate)
-            return measure_training(pufferlib_ppo.make_train(here, pipeline=arm.chain(here)), seed)
+            return measure_training(pufferlib_ppo.make_train(here, pipeline=arm.make_chain(here)), seed)
 
         run = vectorize(trained)
         # Repeats fill up the seeds, so that tuning runs the program that is compiled for the seeds of the record.

@@ -20,9 +20,10 @@ import optax
 import ppo_parts as pp
 from ppo_parts.training import summary
 
-from ._pages import show_interval
-from ._runs import make_keys, select_seeds, vectorize
-from ._shared import make_parser, write, write_part
+from ._intervals import show_interval
+from ._options import make_parser, select_seeds
+from ._records import write, write_part
+from ._seeds import make_keys, vectorize
 
 DIGITS, PROMPT, ANSWER, GROUP = 6, 3, 5, 8
 END = DIGITS

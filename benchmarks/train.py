@@ -14,19 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
-import importlib.util
 import random
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import gymnax
 import jax
-from gymnax.wrappers import purerl
 
 from ppo_parts._base.command_line import positive
 from ppo_parts._core.pieces import MIN_ELEMENTS
@@ -34,10 +28,10 @@ from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training._program import compiler_options
 
 from . import _timing
-from ._shared import Record, collect, make_parser
+from ._options import make_parser
+from ._records import Record, collect
+from ._rivals import EPOCHS, HIDDEN, MINIBATCHES, STEPS, Run, is_installed, make_on_host, make_purejaxrl, make_rejax
 
-Run = Callable[[jax.Array], Any]
-STEPS, EPOCHS, MINIBATCHES, HIDDEN = 128, 4, 4, 64
 CARTPOLE, BREAKOUT = "CartPole-v1", "Breakout-MinAtar"
 SETTINGS = {  # name: environment, how many of it, seeds trained at once, updates
     **{
@@ -52,82 +46,9 @@ SETTINGS = {  # name: environment, how many of it, seeds trained at once, update
     "breakout-8192": (BREAKOUT, 8192, 1, 4),
 }
 ON_CPUS = [name for name, (_, number, *_) in SETTINGS.items() if number <= 2048]
-HOST_RIVALS, MODULES = ("sbx", "sb3"), {"sb3": "stable_baselines3"}  # these step the environments in Python
+HOST_RIVALS = ("sbx", "sb3")  # these step the environments in Python
 ONE_SEED, SAME_OPTIONS = "cleanrl, one seed", "purejaxrl, same options"
 OURS = ("cleanrl", "cleanrl, all at once", "pufferlib", ONE_SEED)
-
-
-class FiveTuple(purerl.GymnaxWrapper):
-    """A gymnax environment with the `step` of gymnax 0.0, which has one flag for both ends of an episode."""
-
-    def step(self, *args: Any) -> Any:
-        """Take a step."""
-        obs, state, reward, terminated, truncated, _ = self._env.step(*args)
-        return obs, state, reward, terminated | truncated, {}
-
-
-def make_rejax(env_id: str, num_envs: int, updates: int) -> Run:
-    """rejax's PPO, without its evaluations."""
-    from rejax import PPO
-
-    env, env_params = gymnax.make(env_id)
-    algorithm = PPO.create(
-        env=FiveTuple(env), env_params=env_params, num_envs=num_envs, num_steps=STEPS, num_epochs=EPOCHS,
-        num_minibatches=MINIBATCHES, max_grad_norm=0.5, learning_rate=2.5e-4,
-        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": (HIDDEN, HIDDEN)},
-    )  # fmt: skip
-
-    def train(key: jax.Array) -> Any:
-        state = algorithm.init_state(key)
-        return jax.lax.scan(lambda s, _: (algorithm.train_iteration(s), None), state, None, length=updates)[0]
-
-    return train
-
-
-def make_purejaxrl(clone: str, env_id: str, num_envs: int, updates: int) -> Run:
-    """PureJaxRL's `ppo.py`, with its own settings, from a clone of its repository."""
-    make = gymnax.make
-
-    def make_five_tuple(name: str) -> Any:
-        env, env_params = make(name)
-        return FiveTuple(env), env_params
-
-    absent = ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix")
-    stubs, path = dict.fromkeys(absent, mock.MagicMock()), [str(Path(clone) / "purejaxrl"), *sys.path]
-    with mock.patch.dict(sys.modules, stubs), mock.patch.object(sys, "path", path):
-        module = importlib.import_module("ppo")
-    config = {
-        "LR": 2.5e-4, "NUM_ENVS": num_envs, "NUM_STEPS": STEPS, "TOTAL_TIMESTEPS": updates * num_envs * STEPS,
-        "UPDATE_EPOCHS": EPOCHS, "NUM_MINIBATCHES": MINIBATCHES, "GAMMA": 0.99, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2,
-        "ENT_COEF": 0.01, "VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh", "ENV_NAME": env_id,
-        "ANNEAL_LR": True, "DEBUG": False,
-    }  # fmt: skip
-    with mock.patch.object(gymnax, "make", make_five_tuple):
-        return module.make_train(config)
-
-
-def make_on_host(name: str, env_id: str, num_envs: int, updates: int, normalize: bool = False, **changes: Any) -> Any:
-    """A function that trains sbx or stable-baselines3 in this process; `changes` are arguments of their PPO."""
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecNormalize
-
-    settings: dict[str, Any] = {
-        "n_steps": STEPS, "n_epochs": EPOCHS, "learning_rate": 2.5e-4, "ent_coef": 0.01,
-        "policy_kwargs": {"net_arch": {"pi": [HIDDEN, HIDDEN], "vf": [HIDDEN, HIDDEN]}},
-    } | changes  # fmt: skip
-    settings.setdefault("batch_size", STEPS * num_envs // MINIBATCHES)
-    if name == "sb3":
-        importlib.import_module("torch").set_num_threads(1)
-        settings["device"] = "cpu"
-    environments = make_vec_env(env_id, num_envs)
-    library = importlib.import_module(MODULES.get(name, name))
-    model = library.PPO("MlpPolicy", VecNormalize(environments) if normalize else environments, **settings)
-    return lambda: model.learn(updates * num_envs * settings["n_steps"]).num_timesteps
-
-
-def is_installed(name: str) -> bool:
-    """Whether a rival is installed."""
-    return importlib.util.find_spec(MODULES.get(name, name)) is not None
 
 
 def make_programs(env_id: str, num_envs: int, updates: int, seeds: int, clone: str | None = None) -> dict[str, Run]:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import _runs, classic
+from benchmarks import _seeds, classic
 from ppo_parts import training
 from ppo_parts.commands import export
 from ppo_parts.recipes import mujoco_ppo
@@ -85,7 +85,7 @@ def learned(
     """Train one seed, and return its learning curve and what is `saved` of it at each checkpoint."""
     found: dict[str, Any] = {"env": env_id, "steps": [], kind: []}
     returns: list[float] = []
-    for stage in _runs.train_in_stages(train, _runs.make_keys(range(1, 2)), checkpoints):
+    for stage in _seeds.train_in_stages(train, _seeds.make_keys(range(1, 2)), checkpoints):
         found["steps"].append(stage.env_steps)
         found[kind].append(saved(train, jax.tree.map(lambda x: x[0], stage.state)))  # of the only seed
         returns += np.asarray(stage.metrics["episode_return"][0], float).tolist()

@@ -230,19 +230,19 @@ def absence(field: str) -> str:
 
 def measured(parts: dict[str, Any]) -> dict[str, Any]:
     """Return the changes of one chain by parts of the table that `benchmarks differences` has measured."""
-    from benchmarks import _tables, differences
+    from benchmarks import _tables, choices
 
     keys = {part["name"]: key for key, part in parts.items()}
-    settings = set(inspect.signature(differences.chain).parameters)
-    config = differences.Config(env_id="HalfCheetah-v5")
-    compared = _tables.compare_runs("differences", differences.VARIANTS)
+    settings = set(inspect.signature(choices.make_chain).parameters)
+    config = choices.Config(env_id="HalfCheetah-v5")
+    compared = _tables.compare_runs("differences", choices.DIFFERENCES)
     rows: list[dict[str, Any]] = []
-    for name, each in differences.DIFFERENCES.items():
+    for name, each in choices.DIFFERENCES.items():
         if not each.choices.keys() <= settings:
             continue
-        chain = [keys.get(part.name) for part in pp.chain(differences.chain(config, **each.choices)).parts]
+        chain = [keys.get(part.name) for part in pp.chain(choices.make_chain(config, **each.choices)).parts]
         if None in chain or chain in (row["chain"] for row in rows):  # a part of a recipe, or another setting of a part
             continue
-        effects = [one.cell(lambda text, *addresses: text, name) for one in compared]
+        effects = [one.show_cell(lambda text, *addresses: text, name) for one in compared]
         rows.append({"what": each.what, "chain": chain, "effects": effects})
     return {"tasks": [one.task for one in compared], "steps": compared[0].steps, "rows": rows}

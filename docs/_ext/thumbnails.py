@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks import _tables
 from benchmarks._figures import compute_band
-from benchmarks._shared import ROOT
+from benchmarks._records import ROOT
 
 WIDTH, HEIGHT, MARGIN = 120, 44, 3
 records = functools.cache(_tables.read_records)

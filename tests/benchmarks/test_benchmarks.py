@@ -19,13 +19,14 @@ import pytest
 import scipy.stats
 
 from benchmarks import __main__ as command_line
-from benchmarks import _pages, _shared, _tables, atari, classic, explain, house, learning, report, reproduce, train
-from benchmarks._runs import make_keys, measure_training, train_in_stages
+from benchmarks import _intervals, _records, _tables, atari, classic, explain, house, learning, report, reproduce, train
+from benchmarks._options import make_parser
+from benchmarks._seeds import make_keys, measure_training, train_in_stages
 from benchmarks.devices import read_operations
 from ppo_parts.training import EpisodeResults
 
 programs = train.make_programs
-ROOT = _shared.ROOT
+ROOT = _records.ROOT
 
 
 def run(monkeypatch, *arguments):
@@ -40,7 +41,7 @@ def test_parts_are_timed(tmp_path, monkeypatch):
     small = ("--sizes", "4x8", "--rounds", 2)
     with jax.numpy_rank_promotion("allow"):  # rlax broadcasts
         run(monkeypatch, "parts", "--parts", *chosen, *small, "--json", f"{path}#cpu")
-    rows = {(r["part"], r["direction"], r["method"]): r for r in _shared.read(path)["cpu"]["results"]}
+    rows = {(r["part"], r["direction"], r["method"]): r for r in _records.read(path)["cpu"]["results"]}
     assert {method for part, _, method in rows if part == "gae"} == {"ours", "unrolled", "floor"}
     assert ("clipped_surrogate", "gradient", "ours") in rows
     ours = rows["gae", "forward", "ours"]
@@ -71,7 +72,7 @@ def test_products_in_loops_count_as_often_as_they_run():
 def test_a_budget_has_the_time_and_the_floor_of_each_piece(tmp_path, monkeypatch, capsys):
     path = tmp_path / "budget.jsonl"
     run(monkeypatch, "budget", "--sizes", "4x4", "--rounds", 1, "--json", f"{path}#cpu")
-    *pieces, whole = _shared.read(path)["cpu"]["results"]
+    *pieces, whole = _records.read(path)["cpu"]["results"]
     assert whole["piece"] == "whole"
     assert {"rollout", "backward", "optimizer"} < {row["piece"] for row in pieces}
     assert whole["floor_ms"] == pytest.approx(sum(row["floor_ms"] for row in pieces))
@@ -103,19 +104,19 @@ def test_an_explanation_is_continued_with_the_same_settings_and_shown_when_it_is
     monkeypatch.setattr(explain, "make_between", lambda *args: None)
     run(monkeypatch, *command, 3)
     run(monkeypatch, *command, 1)
-    [(name, record)] = _shared.read(tmp_path / "explain.jsonl").items()
+    [(name, record)] = _records.read(tmp_path / "explain.jsonl").items()
     assert (record["results"]["complete"], record["results"]["seeds"]) == (True, [1, 2, 3])
     assert len([*_tables.tabulate_explain(lambda text, *_: text)]) == 1 + 4  # three choices and the gap
     record["results"]["config"]["gamma"] = 0.5
-    _shared.store(f"{tmp_path}/explain.jsonl#{name}", record)
+    _records.store(f"{tmp_path}/explain.jsonl#{name}", record)
     with pytest.raises(SystemExit, match=f"{name} has another config: begin anew"):
         run(monkeypatch, *command, 3)
 
 
 @pytest.mark.parametrize("of_second", [[], ["gradient steps"], explain.list_differing("cleanrl", "rsl_rl")])
 def test_a_run_between_two_libraries_has_choices_of_each(monkeypatch, of_second):
-    monkeypatch.setattr(explain.differences, "make_train", lambda config, **choices: (config, choices))
-    config, choices = explain.make_between(explain.differences.Config(), "cleanrl", "rsl_rl", of_second)
+    monkeypatch.setattr(explain.choices, "make_train", lambda config, **choices: (config, choices))
+    config, choices = explain.make_between(explain.choices.Config(), "cleanrl", "rsl_rl", of_second)
     expected = explain.LIBRARIES["cleanrl"] | {name: explain.LIBRARIES["rsl_rl"][name] for name in of_second}
     given = {argument: x for choice in expected.values() for argument, x in choice.items()}
     assert (config.num_minibatches, config.update_epochs) == ((4, 5) if of_second else (32, 10))
@@ -156,7 +157,7 @@ def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):
     run(monkeypatch, "train", "--settings", "tiny", "--rounds", 2, "--programs", "pufferlib", *written)
     assert len(compiled) == 3 * 2
     assert len(set(compiled[::2])) == 2  # not always the same first
-    rows = {row["program"]: row for row in _shared.read(tmp_path / "train.jsonl")["cpu"]["results"]}
+    rows = {row["program"]: row for row in _records.read(tmp_path / "train.jsonl")["cpu"]["results"]}
     assert rows.keys() == stand_ins.keys()
     assert all(row["env_steps"] == 4 * 128 for row in rows.values())
     for row in rows.values():
@@ -165,7 +166,7 @@ def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):
 
 
 def test_tables_of_pages_are_those_of_the_records(monkeypatch):
-    monkeypatch.setattr(_tables, "read", functools.cache(_shared.read))
+    monkeypatch.setattr(_tables, "read", functools.cache(_records.read))
     for path in report.PAGES:
         page = path.read_text()
         assert report.fill(page, path.parent) == page, f"{path}: run `python -m benchmarks report`"
@@ -193,20 +194,20 @@ def test_a_point_of_a_learning_curve_is_drawn_where_its_updates_end(monkeypatch)
 
 def test_a_record_has_the_command_without_local_folders(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["python -m benchmarks x", "--json=/home/me/a.jsonl#b", "/opt/python", "runs/c d"])
-    assert _shared.describe_run()["command"] == "python -m benchmarks x '--json=a.jsonl#b' python 'runs/c d'"
+    assert _records.describe_run()["command"] == "python -m benchmarks x '--json=a.jsonl#b' python 'runs/c d'"
 
 
 def test_records_are_added_and_replaced_by_name_where_a_run_is_told_to_write(tmp_path):
     path = tmp_path / "new.jsonl"
-    assert _shared.read(path) == {}
+    assert _records.read(path) == {}
     for name, number in (("b", 1), ("a", 2), ("b", 3)):
-        _shared.store(f"{path}#{name}", {"results": np.array([number])})
-    assert [(name, record["results"]) for name, record in _shared.read(path).items()] == [("a", [2]), ("b", [3])]
-    _shared.store(path, {"results": 4})
-    assert _shared.find(f"{path}#new")["results"] == 4  # a record without a name has that of its file
-    assert _shared.find(f"{path}#c") is None
-    parser = _shared.make_parser("", json=(records := "benchmarks/results/kuhn.jsonl"))
-    claim = lambda *args: _shared.claim(parser.parse_args(args[:-1]), *args[-1].split())  # noqa: E731
+        _records.store(f"{path}#{name}", {"results": np.array([number])})
+    assert [(name, record["results"]) for name, record in _records.read(path).items()] == [("a", [2]), ("b", [3])]
+    _records.store(path, {"results": 4})
+    assert _records.find(f"{path}#new")["results"] == 4  # a record without a name has that of its file
+    assert _records.find(f"{path}#c") is None
+    parser = make_parser("", json=(records := "benchmarks/results/kuhn.jsonl"))
+    claim = lambda *args: _records.claim(parser.parse_args(args[:-1]), *args[-1].split())  # noqa: E731
     for file in (str(path), records):
         assert claim("--json", file, "kuhn") == [f"{file}#kuhn"]
         assert claim("--json", f"{file}#mine", "kuhn") == [f"{file}#mine"]
@@ -223,19 +224,19 @@ def test_a_run_that_is_cut_short_keeps_the_record_that_it_would_replace(tmp_path
         yield {"x": 3}
         raise KeyboardInterrupt
 
-    _shared.collect(address, [{"x": 1}, {"x": 2}])
+    _records.collect(address, [{"x": 1}, {"x": 2}])
     with pytest.raises(KeyboardInterrupt):
-        _shared.collect(address, cut_short())
-    found = lambda: {x: record["results"] for x, record in _shared.read(tmp_path / "a.jsonl").items()}  # noqa: E731
+        _records.collect(address, cut_short())
+    found = lambda: {x: record["results"] for x, record in _records.read(tmp_path / "a.jsonl").items()}  # noqa: E731
     assert found() == {named: [{"x": 1}, {"x": 2}], f"{named}_partial": [{"x": 3}]}
-    _shared.collect(address, [{"x": 4}])
+    _records.collect(address, [{"x": 4}])
     assert found() == {named: [{"x": 4}]}
 
 
 def test_benchmarks_that_run_at_the_same_time_keep_their_records(tmp_path):
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda i: _shared.store(f"{tmp_path}/x.jsonl#{i}", {"results": i}), range(40)))
-    assert len(_shared.read(tmp_path / "x.jsonl")) == 40
+        list(pool.map(lambda i: _records.store(f"{tmp_path}/x.jsonl#{i}", {"results": i}), range(40)))
+    assert len(_records.read(tmp_path / "x.jsonl")) == 40
 
 
 RECORDED = """learning acrobot cartpole --seeds 1; kuhn --seeds 1; mujoco Hopper-v5 --seeds 1; levels; study breakout
@@ -252,8 +253,8 @@ def test_a_run_ends_before_it_begins_if_it_would_replace_a_record(monkeypatch, c
 
 def test_code_that_the_gallery_runs_and_new_files_are_among_the_uncommitted_ones(monkeypatch):
     ran = lambda args, **_: argparse.Namespace(stdout=" ".join(map(str, args)))  # noqa: E731
-    monkeypatch.setattr(_shared.subprocess, "run", ran)
-    spec = importlib.util.spec_from_file_location("benchmarks.copied", _shared.__file__)
+    monkeypatch.setattr(_records.subprocess, "run", ran)
+    spec = importlib.util.spec_from_file_location("benchmarks.copied", _records.__file__)
     copied = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copied)
     assert copied.UNCOMMITTED.endswith("status --porcelain -- ppo_parts benchmarks/*.py docs/gallery")
@@ -273,7 +274,7 @@ def test_runs_that_are_merged_have_other_seeds_and_the_same_settings():
 def test_returns_of_atari_games_are_those_that_cleanrl_prints(monkeypatch):
     printed = "global_step=10, episodic_return=[1.]\nSPS: 7\nglobal_step=90, episodic_return=[-3.]\nSPS: 9\n"
     given = []
-    monkeypatch.setattr(atari.hosts, "run_cleanrl", lambda *args: given.append(args) or printed)
+    monkeypatch.setattr(atari._rivals, "run_cleanrl", lambda *args: given.append(args) or printed)
     config = dataclasses.replace(atari.atari_ppo.PRESETS["atari"], env_id="ale:space_invaders", seed=5)
     theirs = atari.train_cleanrl("python", "script", config)
     assert given[0][2] == {"env-id": "SpaceInvadersNoFrameskip-v4", "seed": 5, "total-timesteps": 10_000_000}
@@ -282,19 +283,20 @@ def test_returns_of_atari_games_are_those_that_cleanrl_prints(monkeypatch):
 
 def test_a_difference_of_means_has_an_interval_over_seeds():
     draws = np.random.default_rng(1)
-    assert _pages.compare_means([3.0] * 10, [1.0] * 10) == {"mean": 2.0, "95": [2.0, 2.0], "detectable": 0.0}
-    assert _pages.show_change({"mean": 2.0, "95": [-1.4, 3.0]}) == "+2 [-1, +3]"
-    several = [_pages.compare_means(*draws.normal(0.0, 1.0, (2, 100))) for _ in range(30)]
+    assert _intervals.compare_means([3.0] * 10, [1.0] * 10) == {"mean": 2.0, "95": [2.0, 2.0], "detectable": 0.0}
+    assert _intervals.show_change({"mean": 2.0, "95": [-1.4, 3.0]}) == "+2 [-1, +3]"
+    several = [_intervals.compare_means(*draws.normal(0.0, 1.0, (2, 100))) for _ in range(30)]
     assert np.mean([x["detectable"] for x in several]) == pytest.approx(2.8 * 0.02**0.5, rel=0.05)
     now, before = draws.normal(10_000.0, 1000.0, 10), draws.normal(8000.0, 1000.0, 7)
     welch, paired = scipy.stats.ttest_ind(now, before, equal_var=False), scipy.stats.ttest_rel(now[:7], before)
-    for found, exact in ((_pages.compare_means(now, before), welch), (_pages.compare_pairs(now[:7], before), paired)):
+    seen = _intervals.compare_means(now, before), _intervals.compare_pairs(now[:7], before)
+    for found, exact in zip(seen, (welch, paired), strict=True):
         assert found["95"] == pytest.approx(exact.confidence_interval())
         assert found["mean"] == pytest.approx(np.mean(exact.confidence_interval()))
-        assert [_pages.show_visible(found, seeds)[:2] == "**" for seeds in (4, 5)] == [False, True]
+        assert [_intervals.show_visible(found, seeds)[:2] == "**" for seeds in (4, 5)] == [False, True]
     low, high = report._figures.compute_band(np.array([[*before, np.nan]]))
     assert [*low, *high] == pytest.approx(scipy.stats.t.interval(0.95, 6, before.mean(), scipy.stats.sem(before)))
-    assert _pages.show_interval({"mean": 2.0, "mean_95": [9, 9], "per_seed": [1.0, 3.0]}, 0) == "2 [-11, 15]"
+    assert _intervals.show_interval({"mean": 2.0, "mean_95": [9, 9], "per_seed": [1.0, 3.0]}, 0) == "2 [-11, 15]"
 
 
 def test_a_reproduced_record_is_compared_number_by_number(monkeypatch):
@@ -348,7 +350,7 @@ def test_a_record_is_found_where_its_command_writes_it(tmp_path, monkeypatch, ca
     flags = 'json.dumps(each | {"results": {"flags": len(os.environ["XLA_FLAGS"])}})'
     code = f"import json, os; print(*({flags} for each in {new}), sep=chr(10), end='', file=open('{file}', 'w'))"
     (tmp_path / "benchmarks/results").mkdir(parents=True)
-    _shared.store(f"{tmp_path}/benchmarks/results/x.jsonl#a", old)
+    _records.store(f"{tmp_path}/benchmarks/results/x.jsonl#a", old)
     monkeypatch.setattr(reproduce, "unpack_revision", lambda revision: contextlib.nullcontext(tmp_path))
     monkeypatch.setattr(reproduce, "read", lambda path: {"a": old | {"command": shlex.join(["python", "-c", code])}})
     try:
@@ -421,7 +423,7 @@ def test_settings_may_be_given_one_at_a_time(tmp_path, monkeypatch, capsys):
     run(monkeypatch, "learning", "cartpole", "--set", "gamma=0.9", "--set", "ent_coef=0.1", *written)
     changed = dataclasses.replace(learning.TASKS["cartpole"].config, gamma=0.9, ent_coef=0.1)
     assert seen == [(learning.TASKS["cartpole"]._replace(config=changed), range(1, 11))]
-    assert [*_shared.read(tmp_path / "new.jsonl")] == ["cartpole_gamma_0.9_ent_coef_0.1"]
+    assert [*_records.read(tmp_path / "new.jsonl")] == ["cartpole_gamma_0.9_ent_coef_0.1"]
     with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, "learning", "cartpole", "--set", "gamma", "0.9", *written)
     assert "argument --set: give FIELD=VALUE, got 'gamma'" in capsys.readouterr().err

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import _tables, differences, gallery, kuhn, mujoco, rnd, study, update
+from benchmarks import _tables, _timing, choices, differences, gallery, kuhn, mujoco, rnd, study, update
+from benchmarks._protocol import Variant, measure
 from ppo_parts import envs
 from ppo_parts.recipes import mujoco_ppo, pufferlib_ppo
 
@@ -30,8 +31,8 @@ def program(pipeline=None):
 
 @pytest.mark.lenient_ranks
 def test_study_arms_differ_in_the_three_and_all_three_are_the_recipe():
-    assert program(study.ARMS["all three (PufferLib)"].chain(CONFIG)) == program()
-    chains = {name: str(arm.chain(CONFIG)) for name, arm in study.ARMS.items()}
+    assert program(study.ARMS["all three (PufferLib)"].make_chain(CONFIG)) == program()
+    chains = {name: str(arm.make_chain(CONFIG)) for name, arm in study.ARMS.items()}
     assert ("prioritized_sampler" in chains["plain"], "vtrace" in chains["plain"]) == (False, False)
     assert "prioritized_sampler" in chains["priorities"]
     assert "vtrace" in chains["refresh + V-trace"]
@@ -67,7 +68,7 @@ def test_two_updates_by_hand_are_those_of_the_recipe(recipe):
     ours, by_hand, learn = train.learner.init(theirs.params), jax.jit(by_hand), jax.jit(train.learner.update)
     for number in range(2):
         key = jax.random.key(number)
-        batch, before = update.make_rollout(train, key), theirs.params
+        batch, before = _timing.make_rollout(train, key), theirs.params
         ours, metrics = learn(key, ours, batch)
         theirs, same = by_hand(key, theirs, batch)
         assert metrics.keys() == same.keys()
@@ -78,7 +79,7 @@ def test_two_updates_by_hand_are_those_of_the_recipe(recipe):
             assert np.abs(y - z).max() > 1e-4
 
 
-PENDULUM = differences.Config(env_id="Pendulum-v1", update_epochs=2, **SIZES | {"hidden": (8,)})
+PENDULUM = choices.Config(env_id="Pendulum-v1", update_epochs=2, **SIZES | {"hidden": (8,)})
 
 
 @pytest.mark.lenient_ranks
@@ -93,8 +94,8 @@ def test_variants_of_benchmarks_fit_together():
 def test_variants_of_the_mujoco_benchmark_change_one_part(monkeypatch):
     monkeypatch.setattr(mujoco_ppo, "make_train", lambda config, pipeline: pipeline)
     changed = ("refresh_rollout", "refresh_minibatch", "value_clip", "advantage_normalize")
-    parts = {name: [*mujoco.VARIANTS[name].make_train(mujoco.Config()).parts] for name in changed}
-    plain = [*mujoco_ppo.make_chain(mujoco.Config()).parts]
+    parts = {name: [*mujoco.VARIANTS[name].make_train(mujoco_ppo.Config()).parts] for name in changed}
+    plain = [*mujoco_ppo.make_chain(mujoco_ppo.Config()).parts]
     names = {name: [part.name for part in changed] for name, changed in parts.items()}
     expected = [part.name for part in plain]
     assert names["refresh_rollout"] == names["refresh_minibatch"] == expected
@@ -111,4 +112,4 @@ def test_only_tasks_with_contact_forces_are_told_to_leave_them_out(tmp_path):
     given = {"variant": "none", "steps": 1, "seeds": 1, "first_seed": 1, "json": str(tmp_path)}
     for task, settings in {"Ant-v5": ",include_cfrc_ext_in_observation=False", "Hopper-v5": ""}.items():
         with pytest.raises(RuntimeError, match=rf"^gym:{task}{settings}$"):
-            mujoco.measure(mujoco.Variant(make_train, contact_forces=False), argparse.Namespace(task=task, **given))
+            measure(Variant(make_train, contact_forces=False), argparse.Namespace(task=task, **given))

@@ -18,7 +18,7 @@ import scipy.stats
 from flax import nnx
 
 import ppo_parts as pp
-from benchmarks.gallery import load_card
+from benchmarks._cards import load_card
 from ppo_parts import envs, training
 from tests import reference
 from tests.common import ACTIONS, OBS, SEGMENTS, TIME, assert_close, make_params, rollout

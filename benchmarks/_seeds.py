@@ -1,4 +1,4 @@
-"""Runs of many seeds of a recipe in one program: what is measured of each."""
+"""Many seeds of a training run in one program: their keys, and what is measured of each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,6 @@ import numpy as np
 from ppo_parts import training
 from ppo_parts.errors import UserValueError
 from ppo_parts.training._program import compiler_options
-
-
-def select_seeds(options: Any) -> range:
-    """The seeds of a command line."""
-    return range(options.first_seed, options.first_seed + options.seeds)
 
 
 def make_keys(seeds: range) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Intervals over seeds, for the tables and figures of pages."""
+"""Means over seeds, their differences, and intervals of both, as numbers and as text."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ def show_change(change: dict[str, Any], form: str = "+.0f") -> str:
 
 
 def show_visible(change: dict[str, Any], seeds: int) -> str:
-    """A difference and its interval, bold where that excludes 0; of fewer than five seeds, it says too little."""
+    """A difference and its interval, bold where that excludes 0, unless there are fewer than five seeds."""
     text, (low, high) = show_change(change, "+.3g"), change["95"]
     return f"**{text}**" if seeds >= FEW and (low > 0 or high < 0) else text

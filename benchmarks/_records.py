@@ -1,4 +1,4 @@
-"""Options, which mean the same in all benchmarks, and files with records of measurements.
+"""Files with records of measurements.
 
 A benchmark has a file of JSON lines, with a line for each record, which has a name. An address such as
 "benchmarks/results/parts.jsonl#cpu" says which file and which line; pages link to records by it.
@@ -7,8 +7,10 @@ A benchmark has a file of JSON lines, with a line for each record, which has a n
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
+import io
 import json
 import os
 import platform
@@ -16,15 +18,16 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 from filelock import FileLock
 
-from ppo_parts._base.command_line import positive, seed
 from ppo_parts.training._files import make_plain, write_whole
 
 Record = dict[str, Any]
@@ -42,7 +45,18 @@ def run_git(*args: str) -> str:
     return subprocess.run(("git", "-C", ROOT, *args), capture_output=True, text=True, check=False).stdout.strip()
 
 
-# Asked when a benchmark starts: it does not measure what is committed while it runs, and is a load itself.
+@contextlib.contextmanager
+def unpack_revision(revision: str) -> Iterator[Path]:
+    """The files of a revision in a temporary folder."""
+    archive = subprocess.run(["git", "-C", ROOT, "archive", revision], capture_output=True)
+    if archive.returncode:
+        sys.exit(f"this checkout has no revision {revision}: clone the whole history, or choose another")
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data")
+        yield Path(folder)
+
+
+# Read when a benchmark starts: others may commit while it runs, and it is a load itself.
 BEGAN, LOAD = time.monotonic(), os.getloadavg()
 COMMIT = run_git("rev-parse", "HEAD")
 UNCOMMITTED = run_git("status", "--porcelain", "--", "ppo_parts", "benchmarks/*.py", "docs/gallery")
@@ -73,7 +87,7 @@ def find(address: str) -> Record | None:
     return read(ROOT / file).get(name)
 
 
-def place(options: argparse.Namespace, *names: str) -> list[str]:
+def make_addresses(options: argparse.Namespace, *names: str) -> list[str]:
     """The addresses of the records that a run will write: by default in the benchmark's file, with these names."""
     file, _, name = (options.json or options.records).partition("#")
     if name and len(names) > 1:
@@ -83,7 +97,7 @@ def place(options: argparse.Namespace, *names: str) -> list[str]:
 
 def claim(options: argparse.Namespace, *names: str) -> list[str]:
     """Return these addresses; exit if one has a record already, unless `--json` says where to write."""
-    addresses = place(options, *names)
+    addresses = make_addresses(options, *names)
     for address in addresses if options.json is None else ():
         if found := find(address):
             remedy = f"--json {options.records} replaces it, another file keeps it"
@@ -151,40 +165,3 @@ def describe_run() -> Record:
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "versions": {"python": platform.python_version()} | {x: versions[x] for x in PACKAGES if x in versions},
     }
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """Steps and environments from the command line, "128x64"."""
-    sizes = text.split("x")
-    if len(sizes) != 2:
-        raise argparse.ArgumentTypeError(f"give steps and environments, such as 128x64, got {text!r}")
-    return positive(sizes[0]), positive(sizes[1])
-
-
-SHARED: dict[str, dict[str, Any]] = {
-    "seeds": {"type": positive, "help": "how many seeds"},
-    "first_seed": {"type": seed, "help": "the first of them"},
-    "steps": {"type": positive, "help": "environment steps of each seed"},
-    "sizes": {"type": parse_size, "nargs": "+", "metavar": "TxN", "help": "steps and environments"},
-    "rounds": {"type": positive, "help": "interleaved rounds, fewer if they take long"},
-    "cleanrl": {"nargs": 2, "metavar": ("PYTHON", "SCRIPT"), "help": "run CleanRL's script as well, with this Python"},
-    "json": {"metavar": "FILE[#NAME]", "help": "write the record here, also in place of an earlier one"},
-}
-
-
-def make_parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
-    """A command line with the shared options that have a default here.
-
-    That of `json` is the file of the benchmark's records, which `claim` reads, or None, to print only.
-    """
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in defaults.items():
-        settings = dict(SHARED[name])
-        shown = " ".join(map(show, default)) if isinstance(default, tuple) else default
-        if name == "json":
-            made.set_defaults(records=default)
-            shown, default = f"a new one in {default}" if default else "print only", None
-        if shown is not None:
-            settings["help"] += f" (default: {shown})"
-        made.add_argument(f"--{name.replace('_', '-')}", default=default, **settings)
-    return made
