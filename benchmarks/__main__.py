@@ -1,7 +1,5 @@
 """`python -m benchmarks <name>`: the benchmarks, and the reports of their results."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import os

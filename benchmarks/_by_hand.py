@@ -1,7 +1,5 @@
 """Updates written by hand in the style of PureJaxRL, with everything inlined: the rivals of `parts` and `update`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

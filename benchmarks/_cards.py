@@ -1,7 +1,5 @@
 """The code of docs/gallery: its cards, and the lines of its tables."""
 
-from __future__ import annotations
-
 import functools
 import re
 import types

@@ -1,7 +1,5 @@
 """Figures of the pages, drawn from the records: a function of a path for each file of docs/img."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Means over seeds, their differences, and intervals of both, as numbers and as text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

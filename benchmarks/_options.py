@@ -1,7 +1,5 @@
 """Options of the command line, which mean the same in all benchmarks."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

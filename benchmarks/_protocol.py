@@ -1,7 +1,5 @@
 """The protocol of Tianshou's benchmark: train many seeds of a variant, and stop at equal intervals to evaluate them."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ A benchmark has a file of JSON lines, with a line for each record, which has a n
 "benchmarks/results/parts.jsonl#cpu" says which file and which line; pages link to records by it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import datetime

@@ -1,7 +1,5 @@
 """PPO of other libraries: rejax's, PureJaxRL's, sbx's and stable-baselines3's in this process, CleanRL's in its own."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """Many seeds of a training run in one program: their keys, and what is measured of each."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ between them: the rows that `tabulate_NAME` yields, of which the first is the he
 that links to a record, with a plus sign for each further one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple

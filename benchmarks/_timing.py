@@ -1,7 +1,5 @@
 """Alternatives are timed in turn, so that their ratios within a round hold even on a machine that others use."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

@@ -8,8 +8,6 @@ Both train one seed after another on this machine; the script runs as in `hosts`
 the returns of whole games against environment steps.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

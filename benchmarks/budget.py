@@ -8,8 +8,6 @@ tanh, and `x + 1` of them, which fit into the cache. All times are the shortest 
 that collects a rollout and updates; it may take less than its pieces, because XLA fuses across them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

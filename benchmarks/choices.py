@@ -1,7 +1,5 @@
 """The chain of `differences` and `explain`, and the choices of other libraries, which can be made one at a time."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 `python -m benchmarks learning classic_mountain_car --set refresh=rollout` leaves one out.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Literal
 

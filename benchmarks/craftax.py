@@ -3,8 +3,6 @@
 `python -m benchmarks learning craftax_classic_memory --set memory=lru` trains with another memory.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -6,8 +6,6 @@ The programs are those of training runs (a rollout and an update) for 1 to 64 si
 same on every machine. Strong scaling divides a fixed number of environments; weak scaling gives each device as many.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

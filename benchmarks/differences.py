@@ -7,8 +7,6 @@ settings of `mujoco_ppo`. The protocol is that of `python -m benchmarks mujoco`;
 contact forces. The records are in benchmarks/results/differences.jsonl.
 """
 
-from __future__ import annotations
-
 from ._protocol import Variant, run
 from .choices import DIFFERENCES
 

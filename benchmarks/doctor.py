@@ -8,8 +8,6 @@ harmful if the run ends below every healthy run of its program, and a run withou
 `--runs` keeps the metrics, so that rules can be judged again without training.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

@@ -10,8 +10,6 @@ benchmarks/results/explain.jsonl keeps the return of the last 100 episodes of ea
 and more seeds extend it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import sys

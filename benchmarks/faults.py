@@ -3,8 +3,6 @@
 `python -m benchmarks doctor` counts which of them the doctor finds; a *lane* is one of the runs of a program.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 from collections.abc import Mapping

@@ -5,8 +5,6 @@
 Each becomes a record of benchmarks/results/gallery.jsonl, which the site draws beside the variant. Nothing is tuned.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable

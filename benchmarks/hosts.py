@@ -9,8 +9,6 @@ they are given or installed. CleanRL's own script, unchanged, runs under a Pytho
 Gymnasium 0.29, and on version 4 of the task. Programs run in turn; compile time is not counted.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 from collections.abc import Callable

@@ -7,8 +7,6 @@ of `ppo_parts`, and imports those of one by another. Frames are its own between 
 and the gather of a minibatch, counted while tracing.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -7,8 +7,6 @@ responses against it earn, averaged over the two seats; it is 0 in an equilibriu
 Reference: Kuhn 1950, A Simplified Two-Person Poker; Sokota et al. 2023, arXiv:2206.05825.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Any

@@ -8,8 +8,6 @@ The second record is called "cartpole_101_ent_coef_0.001". It has three numbers 
 returns of 100 new episodes with the final policy, with sampled and with the most likely actions.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

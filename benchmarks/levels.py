@@ -6,8 +6,6 @@ The command runs the code of docs/gallery/levels.md. All arms take the same numb
 not learn from all of them. `uniform` draws a new level for each episode.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -6,8 +6,6 @@ The variants are the presets of `ppo_parts.recipes.library_ppo`, the protocol is
 "humanoid" plays without contact forces. The records are in benchmarks/results/libraries.jsonl.
 """
 
-from __future__ import annotations
-
 from ppo_parts.recipes import library_ppo
 
 from ._protocol import Variant, run

@@ -8,8 +8,6 @@ Like Tianshou, the table shows the best evaluation, by its mean over the seeds, 
 with one choice or a few changed, or `trpo`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import ppo_parts as pp

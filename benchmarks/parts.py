@@ -12,8 +12,6 @@ A row has the microseconds of a call and, within a round, the ratios to the floo
 was *disturbed* if the upper quartile of ours is more than 1.5 times the lower one: measure again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ until the first selection. The recipe is `cleanrl_ppo` with its own settings exc
 Writes a record of benchmarks/results/population.jsonl for each task.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -4,8 +4,6 @@ The pages contain the prose; what stands between `<!-- NAME WORD ... -->` and `<
 and the figures of docs/img are those of `_figures`. The same records give the same pages.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -7,8 +7,6 @@ the packages that are installed here; further arguments are appended to the comm
 learning amplifies that: compare means with their intervals.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 `Config(rnd=False)` is the same network, chain and optimizer without that reward. docs/exploration.md has the results.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Any
 

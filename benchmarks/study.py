@@ -7,8 +7,6 @@ rate is chosen for each arm and task, from three, by the mean return over the wh
 seeds are then trained with it. Writes a record of benchmarks/results/study.jsonl for each task.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Literal, NamedTuple
 

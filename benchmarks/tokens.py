@@ -6,8 +6,6 @@ A prompt is three digits; the answer is the same digits in ascending order and t
 fraction of its four places that are right. What comes after END is masked.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

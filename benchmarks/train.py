@@ -10,8 +10,6 @@ of `training.main`, the others with XLA's own, and PureJaxRL with both. Settings
 for GPUs, and do not run by default.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import random

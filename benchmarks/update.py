@@ -8,8 +8,6 @@ asserted before anything is timed. `with_diagnostics` returns every metric that 
 `handwritten` returns the loss alone, so XLA removes the others.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
