@@ -127,11 +127,10 @@ def describe(findings: Sequence[Finding], metrics: Mapping[str, Any]) -> str:
         text += f"   {found.metric} is {found.value:.3g}; normal: {' and '.join(bounds)}\n   try: {found.advice}\n"
     if text:
         return text
-    none = ": nothing that was measured points to a fault; envs.check_laws checks environments"
+    none = "nothing that was measured points to a fault; envs.check_laws checks environments"
     if not any(name.startswith("probe/") for name in metrics):
-        none = " in the metrics; no checkpoint was measured"
-    idle = Evidence(metrics).rise() <= RISEN
-    return f"no findings{none}{', but the return did not rise' * idle}\n"
+        none = "nothing in the metrics points to a fault; no checkpoint was measured"
+    return f"{'the return did not rise, but ' * bool(Evidence(metrics).rise() <= RISEN)}no findings: {none}\n"
 
 
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
@@ -178,6 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> list[Finding]:
             try:
                 metrics |= probe_run(given) if config else {}
             except UserError as error:
+                if given.trust or given.recipe is not None:  # they ask for it
+                    raise
                 report(f"no checkpoint was measured: {error}")
             # Omit the planned steps, because the first axis of a log is always the update axis.
             findings = diagnose(metrics, {name: x for name, x in config.items() if name != "total_timesteps"})

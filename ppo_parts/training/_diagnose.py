@@ -305,12 +305,23 @@ RULES = (
          "look at how step reads the action", when=actions_matter),
     Rule("action_unused", "likely", "probe/actions_ignored", -INF, 0.5,
          "a different policy sees the same observations and receives the same rewards",
-         "look at how step reads the action"),
+         "look at how step reads the action, and at a mask, which is True where an action is available"),
+    Rule("observation_late", "possible", "probe/observation_late", -INF, 0,
+         "the observation after a step does not depend on its action, but the next one does",
+         "return the observation of the new state, with velocities", when=lambda run: not run.rose()),
+    Rule("reward_elsewhere", "likely", "probe/reward_elsewhere", -INF, 0.5,
+         "most agents' actions change the rewards of others, but not their own",
+         "return observations, actions and rewards in the same order of agents"),
+    Rule("update_reversed", "likely", "probe/update_direction", -0.01, INF,
+         "the first update of a new run makes actions with a positive advantage less probable",
+         "look at the signs of advantages, of the loss and of the step, and at your estimator where episodes end",
+         when=lambda run: not run.rose()),  # the chain may add larger terms to rewards
     Rule("reward_constant", "likely", "probe/reward_spread", 1e-3, INF,
          "all rewards are the same, and no episode ends early",
          "look at wrappers that clip the reward, and at a time limit too short for the goal",
          when=lambda run: not (run.late("probe/terminated") or run.over("episode_length", spread) > 0.02)
-         and not run.late("probe/reward_balance") > 0 and actions_matter(run)),  # paid steps favor no end
+         and not run.late("probe/reward_balance") > 0 and actions_matter(run),  # paid steps favor no end
+         unless=("update_reversed",)),
     Rule("reward_constant", "likely", "largest |return|", 1e-12, INF, "no reward was ever found",
          "wrappers that clip the reward, more exploration, a start nearer to the goal",
          lambda run: run.over("episode_return", lambda x: np.max(np.abs(x))),
@@ -332,10 +343,6 @@ RULES = (
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
          when=lambda run: run.early("value_loss") < 0.02 and 0 < run.late("probe/reward_size") < 0.2  # else rare
          and not run.late("probe/value_error") < 10 and not rewards_shrank(run) and not return_left(run) < 0.2),
-    Rule("update_reversed", "likely", "probe/update_direction", -0.01, INF,
-         "the first update of a new run makes actions with a positive advantage less probable",
-         "look at the signs of advantages, of the loss and of the step, and at your estimator where episodes end",
-         when=lambda run: not run.rose()),  # the chain may add larger terms to rewards
     # Faults in the settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
          "--gamma 0.99", lambda run: run.setting("gamma"),
@@ -381,7 +388,8 @@ RULES = (
     Rule("schedule_ends_early", "likely", "approx_kl, second half / beginning", 1e-6, INF,
          "the policy stops moving early, as if a schedule in updates counted gradient steps",
          "pp.clipped_adam counts updates; optax counts gradient steps", motion_left,
-         lambda run: not entropy_lost(run) > 0.8,  # a deterministic policy does not move either
+         lambda run: not entropy_lost(run) > 0.8  # a deterministic policy does not move either
+         and not (np.isnan(entropy_lost(run)) and run.rose()),
          ("softmax_twice", "end_rewarded")),
     Rule("learning_rate_large", "likely", "approx_kl", -INF, 0.1, "steps leave the neighborhood of the acting policy",
          "a learning rate of 3e-4, or --target-kl 0.02",
@@ -404,14 +412,14 @@ RULES = (
     Rule("reward_sign", "likely", "rise of the return, in standard deviations", -10, INF,
          "training lowers the return, as if rewards or the loss had the opposite sign",
          "look at the sign in wrappers of the reward and in the loss, and at what rewards pay for", Evidence.progress,
-         unless=("learning_rate_large", "epochs_many", "policy_differs")),
+         unless=("learning_rate_large", "epochs_many", "policy_differs", "update_reversed")),
     Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.8,
          "the policy became deterministic before it had learned", "a larger --ent-coef, or smaller steps",
          entropy_lost, collapsed, ("reward_constant", "update_reversed", "action_unused")),
     Rule("reward_sign", "likely", "share of the first returns that is left", 0.2, INF,
          "training loses what the first policy earned, as if rewards or the loss had the opposite sign",
          "look at the sign in wrappers of the reward and in the loss, and at what rewards pay for", return_left,
-         unless=("learning_rate_large", "epochs_many", "policy_differs")),
+         unless=("learning_rate_large", "epochs_many", "policy_differs", "update_reversed")),
     # Faults in the network.
     Rule("agents_alike", "likely", "probe/agents_alike", -INF, 0.99,
          "agents that share a policy are indistinguishable to it, so they all act the same",
@@ -420,8 +428,12 @@ RULES = (
     Rule("parameters_unused", "likely", "probe/unused_parameters", -INF, 0,
          "neither log-probabilities nor values depend on some parameters",
          "look for stop_gradient, and for layers whose results are not used, in evaluate"),
+    Rule("inputs_shrunk", "possible", "probe/value_spread", 3e-3, INF,
+         "values of a new policy hardly depend on what it observes",
+         "look for a second division of the observation, as by 255, and at the initialization, in the network"),
     Rule("dead_units", "likely", "probe/dead_units", -INF, 0.3,  # Sokar et al. 2023, arXiv:2302.12902
-         "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps"),
+         "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps",
+         unless=("inputs_shrunk",)),
     Rule("actions_saturated", "likely", "probe/action_at_bound", -INF, 0.9,
          "actions are at their bounds, where the policy has no effect",
          "envs.rescale_action, a smaller log_std, --squash, or pp.regularizers.bounds_loss",

@@ -22,6 +22,7 @@ from ..envs._laws import random_action
 from ..envs._spaces import map_space
 from ..errors import UserTypeError, UserValueError
 from ..functional import advantage_normalize, gae
+from ..functional._common import unsqueeze
 from ._train import Train, TrainState
 
 STEPS, ROLLOUTS = 1024, 4
@@ -66,6 +67,10 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `actions_ignored`: 1 if it also receives the same rewards, not all 0; not on the host.
         * `action_effect`: the largest change of an observation or a reward in 8 steps if one component of random
           continuous actions changes; minimum over components.
+        * `observation_late`: 1 if the observation after a step never depends on its action, but later ones do; not on
+          the host.
+        * `reward_elsewhere`: the share of agents whose actions change the rewards of others in 8 steps, but not their
+          own; not on the host.
         * `score`: the mean gradient of the log-probability of continuous actions, in standard errors, along a random
           direction of each parameter array; 0 for the density from which they were drawn; maximum over arrays.
         * `reward_balance`: the sum of rewards, divided by the sum of their absolute values.
@@ -80,6 +85,8 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `update_direction`: the correlation of advantages with probability ratios after the first update of a new run.
         * `dead_units`: the share of hidden units that no gradient reaches.
         * `unused_parameters`: the share of parameter arrays on which no output depends, and which no update changes.
+        * `value_spread`: the standard deviation of a new policy's values, divided by that of its inputs (the norm of
+          those of all features) if this is less than 1; NaN if values are equal.
         * `value_dominance`: the norm of the value loss's gradient, divided by the policy's, on shared parameters.
     """
     settings = {"gamma": 0.99, "gae_lambda": 0.95, "vf_coef": 0.5} | read_fields(config, "probe")
@@ -91,8 +98,9 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
     if batch.reward.shape != output.value.shape:
         raise UserValueError("must have one value per step, not several streams", where="probe", argument="train")
     advantage, target = _estimate_advantages(batch, settings)
-    direction, kept = _run_first_update(train, state.key, settings)
+    direction, kept, spread = _run_first_update(train, state.key, settings)
     found |= _compare_policies(train, state) | {"action_effect": _change_actions(train, state)}
+    found |= _change_some_actions(train, state) | {"value_spread": spread}
     found |= _compare_repeated(train, params, batch, output)
     found |= {
         "score": _measure_score(train, params, batch),
@@ -192,6 +200,36 @@ def _change_actions(train: Train, state: TrainState) -> Array | float:
     return jnp.min(jax.lax.map(compare, jnp.arange(size)))
 
 
+def _change_some_actions(train: Train, state: TrainState) -> dict[str, Any]:
+    """Change the actions of a single step, to see which observations depend on them, and those of each agent."""
+    env, agents = train.env, train.env.num_agents or 1
+    if train.on_host:
+        return {"observation_late": jnp.nan, "reward_elsewhere": jnp.nan}
+    act, keys = random_action(env), jax.random.split(state.key, 8)
+    changes = jnp.zeros((2 + agents, len(keys), agents), bool)  # none, all of the first step, all of each agent
+    changes = changes.at[1, 0].set(True).at[2:].set(jnp.eye(agents, dtype=bool)[:, None])
+
+    def play(changed: Array) -> Any:
+        def step(carry: Any, given: tuple[Array, Array]) -> tuple[Any, Any]:
+            (states, obs), (key, own) = carry, given
+            own = own if env.num_agents else own[0]
+            actions = act(key, obs), act(jax.random.fold_in(key, 0), obs)
+            chosen = jax.tree.map(lambda x, y: jnp.where(unsqueeze(own, x.ndim - 1), y, x), *actions)
+            states, out = env.step(key, states, chosen)
+            return (states, out.obs), (out.final_obs, out.reward)
+
+        return jax.lax.scan(step, tuple(state.rollout[:2]), (keys, changed))[1]
+
+    obs, reward = jax.lax.map(play, changes)
+    differs = [jnp.any((x[1] != x[0]).reshape(len(keys), -1), axis=1) for x in jax.tree.leaves(obs)]
+    differ = jnp.any(jnp.stack(differs), axis=0)
+    found = {"observation_late": ~differ[0] & jnp.any(differ), "reward_elsewhere": jnp.nan}
+    if agents > 1:
+        depends = jnp.any(reward[2:] != reward[:1], axis=(1, 2))  # [whose actions, whose rewards]
+        found["reward_elsewhere"] = jnp.mean(~jnp.diagonal(depends) & jnp.any(depends, axis=1))
+    return found
+
+
 def _measure_score(train: Train, params: Any, batch: Batch) -> Array | float:
     """Return how far the mean of the gradient of log-probabilities is from 0, in standard errors."""
     discrete = map_space(lambda space, action: is_discrete(space), train.env.action_space, batch.action)
@@ -218,8 +256,8 @@ def _estimate_advantages(batch: Batch, settings: Mapping[str, Any]) -> tuple[Arr
     return gae(batch.reward, batch.value, batch.next_value, *ends, **factors, mask=batch.mask)
 
 
-def _run_first_update(train: Train, key: Array, settings: Mapping[str, Any]) -> tuple[Array, list[Array]]:
-    """Return how well an update of new parameters makes better actions more probable, and which arrays it keeps."""
+def _run_first_update(train: Train, key: Array, settings: Mapping[str, Any]) -> tuple[Array, list[Array], Array]:
+    """Return how the first update changes probabilities, which arrays it keeps, and how values vary before it."""
     first = train.init(key).acting
     _, batch, _ = train.rollout.collect(key, first.learner.params, first.rollout)
     after, _ = train.learner.update(key, first.learner, batch)
@@ -231,7 +269,9 @@ def _run_first_update(train: Train, key: Array, settings: Mapping[str, Any]) -> 
     )
     advantage, _ = _estimate_advantages(batch, settings)
     direction = jnp.corrcoef(jnp.ravel(advantage), jnp.ravel(jnp.exp(new - old)))[0, 1]  # NaN without a change
-    return jnp.where(train.env.zero_sum, jnp.nan, direction), kept  # in such a game, rewards belong to one side
+    inputs, spread = jnp.linalg.norm(jnp.std(_flatten_obs(batch), axis=(0, 1))), jnp.std(batch.value)
+    spread = jnp.where(spread > 0, spread / jnp.minimum(inputs, 1), jnp.nan)
+    return jnp.where(train.env.zero_sum, jnp.nan, direction), kept, spread  # there, rewards belong to one side
 
 
 def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -> dict[str, Any]:

@@ -43,7 +43,8 @@ PROBED = {
     "no_effect": 0.0, "terminated": 4.0, "truncated": 0.0, "jump_at_end": 9.0, "dead_units": 0.0,
     "value_dominance": 20.0, "update_direction": 0.1, "action_effect": 0.1, "score": 1.0, "actions_ignored": 0.0,
     "reward_spread": 0.2, "length_spread": 0.3, "agents_alike": 0.1, "softmax_twice": 0.0, "action_spread": 0.2,
-    "mean_zero": 0.0, "action_unavailable": 0.0, "unused_parameters": 0.0,
+    "mean_zero": 0.0, "action_unavailable": 0.0, "unused_parameters": 0.0, "observation_late": 0.0,
+    "reward_elsewhere": 0.0, "value_spread": 0.1,
 }  # fmt: skip
 HEALTHY |= {f"probe/{name}": x for name, x in PROBED.items()}
 CONFIG = {
@@ -69,6 +70,8 @@ PLANTED = {  # by rule: metrics, and settings
     "policy_differs": ({"probe/value_change": 0.2}, {}),
     "log_prob_wrong": ({"probe/score": 30.0}, {}),
     "action_unused": ({"probe/action_effect": 0.0}, {}),
+    "observation_late": (FLAT | {"probe/observation_late": 1.0}, {}),
+    "reward_elsewhere": ({"probe/reward_elsewhere": 1.0}, {}),
     "reward_constant": (NO_ENDS | FIXED | CONSTANT, {}),
     "end_as_time_limit": (NO_ENDS, {}),
     "end_rewarded": (SHORTER, {}),
@@ -91,6 +94,7 @@ PLANTED = {  # by rule: metrics, and settings
     "agents_alike": ({"probe/agents_alike": 1.0}, {}),
     "actions_narrow": (FLAT | {"probe/action_spread": 0.01, "entropy": np.full(UPDATES, 0.6)}, {}),
     "parameters_unused": ({"probe/unused_parameters": 0.1}, {}),
+    "inputs_shrunk": ({"probe/value_spread": 1e-4, "probe/dead_units": 0.7}, {}),
     "dead_units": ({"probe/dead_units": 0.7}, {}),
     "actions_saturated": ({"probe/action_at_bound": 0.99, **FLAT}, {}),
     "gamma_short": ({}, {"gamma": 0.5}),
@@ -204,6 +208,8 @@ def test_a_cause_takes_the_place_of_its_consequences():
     assert find(once) == ["reward_constant"]
     never = {"episode_return": np.zeros(UPDATES), "probe/reward_size": 0.0, "probe/reward_spread": np.nan}
     assert find(never) == ["reward_constant"]
+    wrong_way = {"probe/update_direction": -0.05, "episode_return": HEALTHY["episode_return"][::-1]}
+    assert find(wrong_way) == find(wrong_way | PLANTED["reward_constant"][0]) == ["update_reversed"]
     slow = {**FLAT, "approx_kl": np.full(UPDATES, 5e-5)}
     for rate, found in ((1e-5, ["learning_rate_small"]), (2.5e-4, [])):
         assert find(slow, learning_rate=rate) == found
@@ -277,6 +283,36 @@ def test_a_probe_sees_that_updates_go_the_wrong_way():
     assert right[0] > 0.01
     assert wrong[0] < -0.01
     assert not any(right[1])
+    assert right[2] > 0.01
+
+
+def test_a_probe_sees_whether_values_depend_on_inputs():
+    train = recipe.make_train(recipe.Config(total_timesteps=512))
+    for factor, low, high in ((1.0, 0.01, 1), (1e-4, 1e-6, 1e-3), (0.0, np.nan, np.nan)):
+
+        def collect(*args, factor=factor):
+            state, batch, metrics = train.rollout.collect(*args)
+            return state, batch.replace(value=factor * batch.value), metrics
+
+        other = altered(train, rollout=train.rollout._replace(collect=collect))
+        spread = _probe._run_first_update(other, jax.random.key(0), {"gamma": 0.99, "gae_lambda": 0.95})[2]
+        assert low < spread < high or (np.isnan(low) and np.isnan(spread))
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_probe_sees_late_observations_and_rewards_of_other_agents(wrong):
+    def step(key, x, action):
+        new, reward = x + action, 1.0 * action
+        seen = (x if wrong else new)[:, None]
+        return envs.Step(new, seen, reward=reward[::-1] if wrong else reward, terminated=jnp.zeros(2, bool))
+
+    spaces = envs.Box((1,)), envs.Discrete(2)
+    env = envs.auto_reset(lambda key: (jnp.zeros(2), jnp.zeros((2, 1))), step, *spaces, time_limit=50, num_agents=2)
+    key = jax.random.key(0)
+    found = _probe._change_some_actions(
+        types.SimpleNamespace(env=env, on_host=False), types.SimpleNamespace(key=key, rollout=env.reset(key, 4))
+    )
+    assert (found["observation_late"], found["reward_elsewhere"]) == (wrong, wrong)
 
 
 def test_a_probe_sees_that_answers_change_nothing_and_whether_values_foresee_the_end():
@@ -396,6 +432,8 @@ def test_the_command_reads_a_run_and_its_checkpoint(folder, tmp_path, capsys):
     text = page.read_text()
     assert "data:image/png;base64," in text
     assert "http" not in text.replace("<!doctype html>", "")
+    assert status(folder, "--recipe", "nowhere") == 2  # it would look healthy without the measurements
+    assert "nowhere" in capsys.readouterr().err
 
 
 def write_csv(folder):
@@ -463,10 +501,12 @@ def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys, monkeypatch):
     assert status(tmp_path, "--recipe", "mine") == 2
     assert "is a log without checkpoints: --checkpoint, --recipe, --trust need one" in capsys.readouterr().err
     assert status(tmp_path, "--html", tmp_path / "page.html") == 0
-    assert "<pre>no findings in the metrics; no checkpoint was measured\n</pre>" in (tmp_path / "page.html").read_text()
+    says = "<pre>no findings: nothing in the metrics points to a fault; no checkpoint was measured\n</pre>"
+    assert says in (tmp_path / "page.html").read_text()
     rows = "".join(f"{i % 2},0.005\n" for i in range(40))
     (tmp_path / "progress.csv").write_text(f"rollout/ep_rew_mean,train/approx_kl\n{rows}")
     assert status(tmp_path) == 0
-    assert capsys.readouterr().out.endswith("no checkpoint was measured, but the return did not rise\n")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("the return did not rise, but no findings: nothing in the metrics points to a fault; no ch")
     monkeypatch.setattr(doctor, "read_run", unittest.mock.Mock(side_effect=KeyboardInterrupt()))
     assert status(tmp_path) == 128 + signal.SIGINT
