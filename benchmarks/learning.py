@@ -72,7 +72,7 @@ POPGYM: dict[str, tuple[str, int, float, dict[str, Any]]] = {
     "autoencode": ("AutoencodeEasy", 3, -0.283, {}),
     "count_recall": ("CountRecallEasy", 4, 0.509, {"num_steps": 51}),
     "repeat_first": ("RepeatFirstHard", 4, 0.940, {
-        "memory": "mingru", "hidden": 128, "num_envs": 32, "num_steps": 831, "ent_coef": 0.05}),
+        "memory": "mingru", "hidden": 128, "num_envs": 32, "num_steps": 831, "ent_coef": 0.01}),
 }  # fmt: skip
 SIMULATED: dict[str, Any] = {"num_envs": 16, "num_steps": 128}
 connect_four = functools.partial(

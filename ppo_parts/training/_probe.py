@@ -269,8 +269,9 @@ def _run_first_update(train: Train, key: Array, settings: Mapping[str, Any]) -> 
     )
     advantage, _ = _estimate_advantages(batch, settings)
     direction = jnp.corrcoef(jnp.ravel(advantage), jnp.ravel(jnp.exp(new - old)))[0, 1]  # NaN without a change
-    inputs, spread = jnp.linalg.norm(jnp.std(_flatten_obs(batch), axis=(0, 1))), jnp.std(batch.value)
-    spread = jnp.where(spread > 0, spread / jnp.minimum(inputs, 1), jnp.nan)
+    inputs = [jnp.ravel(jnp.std(x.astype(float), axis=(0, 1))) for x in jax.tree.leaves(batch.obs)]
+    spread = jnp.std(batch.value) / jnp.minimum(jnp.linalg.norm(jnp.concatenate(inputs)), 1)
+    spread = jnp.where(spread > 0, spread, jnp.nan)
     return jnp.where(train.env.zero_sum, jnp.nan, direction), kept, spread  # there, rewards belong to one side
 
 
