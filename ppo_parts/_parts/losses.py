@@ -294,10 +294,10 @@ def check_loss(
     `probe`, call `loss` with `[1, 1]` arrays and the first values of schedules; it must return a `[1, 1]` array.
     """
     signature, ours = inspect.signature(loss), declaration(loss, "along_time") is not None
-    if ours and [*signature.parameters][1] != inputs[1]:
-        says = f"takes {' and '.join([*signature.parameters][:2])}, not {' and '.join(inputs)}"
+    if ours and (takes := [*signature.parameters][:2])[1:] != [inputs[1]]:
+        says = f"takes {' and '.join(takes)}, not {' and '.join(inputs)}"
         kinds = "policy_loss is for policy losses, critics.critic_loss for value losses"
-        raise UserTypeError(f"{where}: functional.{loss.__name__} {says}: {kinds}")
+        raise UserTypeError(f"{where}: {getattr(loss, '__name__', loss)} {says}: {kinds}")
     try:
         signature.bind(None, None, mask=None, **hyperparameters)
     except TypeError as error:

@@ -341,10 +341,12 @@ TYPE_ERRORS = {
     "Box ... got -1; the order is Box(shape, low": lambda: envs.Box(-1, 1, (1,)),
     # functions and parts, or none where there should be one
     "got function: did you forget to call it, gae(...)?": lambda: pp.chain(pp.gae, FULL),
-    "policy_loss: functional.value_loss takes value and target, not log_ratio and advantage: ... critics.critic_loss":
+    "policy_loss: value_loss takes value and target, not log_ratio and advantage: ... critics.critic_loss":
         lambda: pp.policy_loss(f.value_loss),
-    "critic_loss: functional.cispo takes log_ratio and advantage, not prediction and target":
+    "critic_loss: cispo takes log_ratio and advantage, not prediction and target":
         lambda: pp.critics.critic_loss(f.cispo, clip_eps=0.2),
+    "policy_loss: ... takes value and target, not log_ratio and advantage":
+        lambda: pp.policy_loss(functools.partial(f.huber_value_loss, delta=1.0)),
     "entropy_bonus: coef must be a number ... got None": lambda: pp.entropy_bonus(coef=None),
     "init of the part 'draws' needs a key: learner.init(params, key)":
         lambda: learner(pp.chain(DRAWS, GAE, CRITIC)).init(make_params()),
