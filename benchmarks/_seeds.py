@@ -14,6 +14,11 @@ from ppo_parts.errors import UserValueError
 from ppo_parts.training._program import compiler_options
 
 
+def select_seeds(options: Any) -> range:
+    """The seeds of a command line."""
+    return range(options.first_seed, options.first_seed + options.seeds)
+
+
 def make_keys(seeds: range) -> jax.Array:
     """A key for each seed."""
     return jax.vmap(jax.random.key)(jnp.arange(seeds.start, seeds.stop))

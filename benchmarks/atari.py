@@ -21,8 +21,8 @@ from ppo_parts import envs
 from ppo_parts.recipes import atari_ppo
 
 from . import _rivals
-from ._options import make_parser, select_seeds
-from ._records import claim, write
+from ._records import claim, make_parser, write
+from ._seeds import select_seeds
 
 
 def train_ours(config: atari_ppo.Config) -> dict[str, Any]:

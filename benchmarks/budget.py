@@ -20,8 +20,7 @@ from ppo_parts import distributions, functional, training
 from ppo_parts.recipes import cleanrl_ppo
 
 from . import _timing
-from ._options import make_parser
-from ._records import collect
+from ._records import collect, make_parser
 
 SIZES = ((128, 4), (128, 64), (128, 2048))
 ROWS = 2048  # of an evaluation at most: larger minibatches are evaluated in pieces, which stay in the cache

@@ -18,8 +18,7 @@ import jax
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
-from ._options import make_parser
-from ._records import collect
+from ._records import collect, make_parser
 
 KINDS = "all-gather|all-reduce|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
 DEVICES = (1, 2, 4, 8, 16, 32, 64)

@@ -26,8 +26,7 @@ from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, mujoco_ppo, puffer
 from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training._files import make_plain, replace_file
 
-from ._options import make_parser
-from ._records import COMMIT, Record, write
+from ._records import COMMIT, Record, make_parser, write
 from ._seeds import make_eval_key, make_keys, vectorize
 from .faults import FAULTS, NORMAL, TRACED, Numbers, make_train
 

@@ -24,8 +24,7 @@ from ppo_parts.recipes import async_ppo, cleanrl_ppo, mujoco_ppo
 from ppo_parts.training._program import compiler_options
 
 from . import _timing
-from ._options import make_parser
-from ._records import collect
+from ._records import collect, make_parser
 from ._rivals import is_installed, make_on_host, run_cleanrl
 
 ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 256, 10, 32

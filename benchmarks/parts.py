@@ -24,8 +24,7 @@ from ppo_parts import distributions, functional
 
 from . import _timing
 from ._by_hand import scan_by_hand
-from ._options import make_parser
-from ._records import collect
+from ._records import collect, make_parser
 
 try:
     import rlax

@@ -20,7 +20,6 @@ import scipy.stats
 
 from benchmarks import __main__ as command_line
 from benchmarks import _intervals, _records, _tables, atari, classic, explain, house, learning, report, reproduce, train
-from benchmarks._options import make_parser
 from benchmarks._seeds import make_keys, measure_training, train_in_stages
 from benchmarks.devices import read_operations
 from ppo_parts.training import EpisodeResults
@@ -206,7 +205,7 @@ def test_records_are_added_and_replaced_by_name_where_a_run_is_told_to_write(tmp
     _records.store(path, {"results": 4})
     assert _records.find(f"{path}#new")["results"] == 4  # a record without a name has that of its file
     assert _records.find(f"{path}#c") is None
-    parser = make_parser("", json=(records := "benchmarks/results/kuhn.jsonl"))
+    parser = _records.make_parser("", json=(records := "benchmarks/results/kuhn.jsonl"))
     claim = lambda *args: _records.claim(parser.parse_args(args[:-1]), *args[-1].split())  # noqa: E731
     for file in (str(path), records):
         assert claim("--json", file, "kuhn") == [f"{file}#kuhn"]
