@@ -189,7 +189,7 @@ def differentiate(method: Method, wrt: int) -> Method:
     return jax.value_and_grad(lambda *args: jnp.mean(jnp.mean(method(*args), axis=0)), wrt)
 
 
-def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dict[str, Any]]:
+def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> Iterator[dict[str, Any]]:
     """One row per method."""
     args = tuple(arrays[name] for name in case.reads)
     methods = {"ours": case.ours}
@@ -210,16 +210,10 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
     samples = _timing.measure_calls(cases | floor, rounds, long=0.5)
     ours = _timing.summarize(samples["ours"])
     disturbed = ours["q3"] > 1.5 * ours["q1"]  # by other work on the machine
-    return [
-        {
-            "method": name,
-            "us": _timing.summarize(each, 1e6),
-            "disturbed": disturbed,
-            "gb_per_s": traffic / _timing.summarize(each)["median"] / 1e9,
-            **{f"over_{other}": _timing.compare(samples, name, other) for other in ("floor", "ours")},
-        }
-        for name, each in samples.items()
-    ]
+    for name, each in samples.items():
+        row = {"method": name, "us": _timing.summarize(each, 1e6), "disturbed": disturbed}
+        row["gb_per_s"] = traffic / _timing.summarize(each)["median"] / 1e9
+        yield row | {f"over_{other}": _timing.compare(samples, name, other) for other in ("floor", "ours")}
 
 
 def main() -> None:
