@@ -117,15 +117,11 @@ def compare(samples: Samples, name: str, reference: str) -> Quartiles:
 def compute_speeds(seconds: Samples, steps: Mapping[str, int], **over: str) -> dict[str, dict[str, Any]]:
     """Environment steps per second of each program, and its time for a step relative to that of those in `over`."""
     each = {name: [sample / steps[name] for sample in samples] for name, samples in seconds.items()}
-    return {
-        name: {
-            "env_steps": steps[name],
-            "rounds": len(samples),
-            "steps_per_second": 1 / summarize(samples)["median"],
-            **{f"over_{what}": compare(each, name, other) for what, other in over.items()},
-        }
-        for name, samples in each.items()
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, samples in each.items():
+        speed = {"env_steps": steps[name], "rounds": len(samples), "steps_per_second": 1 / summarize(samples)["median"]}
+        found[name] = speed | {f"over_{what}": compare(each, name, other) for what, other in over.items()}
+    return found
 
 
 def assert_same(results: Mapping[str, Any], tolerance: float = 1e-3) -> None:
