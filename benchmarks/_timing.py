@@ -138,11 +138,7 @@ def make_rollout(train: training.Train, key: jax.Array) -> pp.Batch:
     """A rollout to time updates on, with ends of both kinds, and log-probabilities a little off the policy's."""
     batch = train.collect(train.init(key))[1]
     keys = jax.random.split(key, 5)
-    noise = [jax.random.normal(key, batch.value.shape) for key in keys[:3]]
+    noise, reward, error = (jax.random.normal(key, batch.value.shape) for key in keys[:3])
     terminated, truncated = (jax.random.bernoulli(key, 0.02, batch.value.shape) for key in keys[3:])
-    changed = {
-        "log_prob": batch.log_prob + 0.1 * noise[0],
-        "reward": 1 + noise[1],
-        "next_value": batch.value + noise[2],
-    }
-    return batch.replace(terminated=terminated, truncated=truncated & ~terminated, **changed)
+    batch = batch.replace(log_prob=batch.log_prob + 0.1 * noise, reward=1 + reward, next_value=batch.value + error)
+    return batch.replace(terminated=terminated, truncated=truncated & ~terminated)
