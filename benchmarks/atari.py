@@ -26,10 +26,7 @@ from ._seeds import select_seeds
 
 
 def train_ours(config: atari_ppo.Config) -> dict[str, Any]:
-    """Train a seed with the recipe.
-
-    Each row of `games` has the steps so far, the mean return of the games that ended, and their number.
-    """
+    """Train a seed with the recipe; each row has the steps so far, the mean return of ended games, and their number."""
     train = atari_ppo.make_train(config)
     with envs.host_errors():
         state = jax.block_until_ready(jax.jit(train.init)(jax.random.key(config.seed)))
