@@ -11,7 +11,6 @@ import optax
 import ppo_parts as pp
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
-PRIORITY_EPS = 1e-6
 Metrics = dict[str, jax.Array]
 
 
@@ -201,14 +200,6 @@ def ippo_by_hand(config: ippo.Config, policy: pp.Policy) -> tuple[Any, Callable[
     return phases_by_hand(config, policy, phases)
 
 
-def draw_segments(config: Any, key: jax.Array, advantage: jax.Array, beta: Any) -> tuple[jax.Array, jax.Array]:
-    """The segments of a minibatch, drawn by priority, and their importance weights."""
-    priorities = jnp.abs(advantage).sum(0) ** config.prio_alpha + PRIORITY_EPS
-    probabilities = priorities / priorities.sum()
-    index = pp.functional.sample_without_replacement(key, probabilities, config.num_envs // config.num_minibatches)
-    return index, (config.num_envs * probabilities[index]) ** -beta
-
-
 def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
     """Values and log-ratios of a minibatch are written back before the next is drawn."""
     steps = config.update_epochs * config.num_minibatches
@@ -228,7 +219,10 @@ def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[
         def minibatch_step(carry: Any, key: jax.Array) -> Any:
             params, opt_state, values, next_values, log_ratios = carry
             advantage = compute_advantages(config, batch, values, next_values, log_ratios)
-            index, weight = draw_segments(config, key, advantage, beta)
+            priorities = jnp.abs(advantage).sum(0) ** config.prio_alpha + 1e-6
+            probabilities, drawn = priorities / priorities.sum(), config.num_envs // config.num_minibatches
+            index = pp.functional.sample_without_replacement(key, probabilities, drawn)
+            weight = (config.num_envs * probabilities[index]) ** -beta
             whole = select_fields(batch, advantage, values)
             minibatch = jax.tree.map(lambda x: jnp.take(x, index, axis=1), whole)
 

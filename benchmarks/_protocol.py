@@ -13,10 +13,8 @@ from ppo_parts import training
 from ppo_parts._base.command_line import positive
 from ppo_parts.recipes import mujoco_ppo
 
-from ._intervals import show_interval
-from ._options import make_parser, select_seeds
-from ._records import claim, write
-from ._seeds import make_eval_key, make_keys, train_in_stages
+from ._records import claim, make_parser, write
+from ._seeds import make_eval_key, make_keys, select_seeds, show_interval, train_in_stages
 
 EPISODES = 10  # of each evaluation
 WITH_FORCES = ("Ant-v5", "Humanoid-v5")  # tasks that observe contact forces, unless they are told not to

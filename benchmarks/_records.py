@@ -1,4 +1,4 @@
-"""Files with records of measurements.
+"""The command line of benchmarks, and files with records of their measurements.
 
 A benchmark has a file of JSON lines, with a line for each record, which has a name. An address such as
 "benchmarks/results/parts.jsonl#cpu" says which file and which line; pages link to records by it.
@@ -26,6 +26,7 @@ from typing import Any
 import jax
 from filelock import FileLock
 
+from ppo_parts._base.command_line import positive, seed
 from ppo_parts.training._files import make_plain, write_whole
 
 Record = dict[str, Any]
@@ -83,6 +84,43 @@ def find(address: str) -> Record | None:
     """The record at an address, if there is one."""
     file, _, name = address.partition("#")
     return read(ROOT / file).get(name)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Steps and environments from the command line, "128x64"."""
+    sizes = text.split("x")
+    if len(sizes) != 2:
+        raise argparse.ArgumentTypeError(f"give steps and environments, such as 128x64, got {text!r}")
+    return positive(sizes[0]), positive(sizes[1])
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "seeds": {"type": positive, "help": "how many seeds"},
+    "first_seed": {"type": seed, "help": "the first of them"},
+    "steps": {"type": positive, "help": "environment steps of each seed"},
+    "sizes": {"type": parse_size, "nargs": "+", "metavar": "TxN", "help": "steps and environments"},
+    "rounds": {"type": positive, "help": "interleaved rounds, fewer if they take long"},
+    "cleanrl": {"nargs": 2, "metavar": ("PYTHON", "SCRIPT"), "help": "run CleanRL's script as well, with this Python"},
+    "json": {"metavar": "FILE[#NAME]", "help": "write the record here, also in place of an earlier one"},
+}
+
+
+def make_parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
+    """A command line with the shared options that have a default here.
+
+    That of `json` is the file of the benchmark's records, which `claim` reads, or None, to print only.
+    """
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        settings = dict(OPTIONS[name])
+        shown = " ".join(map(show, default)) if isinstance(default, tuple) else default
+        if name == "json":
+            made.set_defaults(records=default)
+            shown, default = f"a new one in {default}" if default else "print only", None
+        if shown is not None:
+            settings["help"] += f" (default: {shown})"
+        made.add_argument(f"--{name.replace('_', '-')}", default=default, **settings)
+    return made
 
 
 def make_addresses(options: argparse.Namespace, *names: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import re
 import shutil
 import subprocess
 import sys
@@ -104,8 +103,3 @@ def run_cleanrl(python: str, script: str, given: dict[str, Any]) -> str:
     if out.returncode:
         raise RuntimeError(f"{script} failed:\n{out.stderr[-2000:]}")
     return out.stdout
-
-
-def read_speed(printed: str) -> float:
-    """The last of the speeds that a script of CleanRL printed."""
-    return float(re.findall(r"SPS: (\d+)", printed)[-1])

@@ -13,8 +13,8 @@ import numpy as np
 
 from ppo_parts import training
 
-from ._intervals import compare_means, compare_pairs, show_change, show_interval, show_iqm, show_visible
 from ._records import RESULTS, Record, read, show, show_quartiles
+from ._seeds import compare_means, compare_pairs, show_change, show_interval, show_iqm, show_visible
 from .choices import DIFFERENCES
 from .explain import explain_gap
 from .learning import find_task

@@ -117,15 +117,11 @@ def compare(samples: Samples, name: str, reference: str) -> Quartiles:
 def compute_speeds(seconds: Samples, steps: Mapping[str, int], **over: str) -> dict[str, dict[str, Any]]:
     """Environment steps per second of each program, and its time for a step relative to that of those in `over`."""
     each = {name: [sample / steps[name] for sample in samples] for name, samples in seconds.items()}
-    return {
-        name: {
-            "env_steps": steps[name],
-            "rounds": len(samples),
-            "steps_per_second": 1 / summarize(samples)["median"],
-            **{f"over_{what}": compare(each, name, other) for what, other in over.items()},
-        }
-        for name, samples in each.items()
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, samples in each.items():
+        speed = {"env_steps": steps[name], "rounds": len(samples), "steps_per_second": 1 / summarize(samples)["median"]}
+        found[name] = speed | {f"over_{what}": compare(each, name, other) for what, other in over.items()}
+    return found
 
 
 def assert_same(results: Mapping[str, Any], tolerance: float = 1e-3) -> None:
@@ -142,11 +138,7 @@ def make_rollout(train: training.Train, key: jax.Array) -> pp.Batch:
     """A rollout to time updates on, with ends of both kinds, and log-probabilities a little off the policy's."""
     batch = train.collect(train.init(key))[1]
     keys = jax.random.split(key, 5)
-    noise = [jax.random.normal(key, batch.value.shape) for key in keys[:3]]
+    noise, reward, error = (jax.random.normal(key, batch.value.shape) for key in keys[:3])
     terminated, truncated = (jax.random.bernoulli(key, 0.02, batch.value.shape) for key in keys[3:])
-    changed = {
-        "log_prob": batch.log_prob + 0.1 * noise[0],
-        "reward": 1 + noise[1],
-        "next_value": batch.value + noise[2],
-    }
-    return batch.replace(terminated=terminated, truncated=truncated & ~terminated, **changed)
+    batch = batch.replace(log_prob=batch.log_prob + 0.1 * noise, reward=1 + reward, next_value=batch.value + error)
+    return batch.replace(terminated=terminated, truncated=truncated & ~terminated)

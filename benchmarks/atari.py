@@ -21,15 +21,12 @@ from ppo_parts import envs
 from ppo_parts.recipes import atari_ppo
 
 from . import _rivals
-from ._options import make_parser, select_seeds
-from ._records import claim, write
+from ._records import claim, make_parser, write
+from ._seeds import select_seeds
 
 
 def train_ours(config: atari_ppo.Config) -> dict[str, Any]:
-    """Train a seed with the recipe.
-
-    Each row of `games` has the steps so far, the mean return of the games that ended, and their number.
-    """
+    """Train a seed with the recipe; each row has the steps so far, the mean return of ended games, and their number."""
     train = atari_ppo.make_train(config)
     with envs.host_errors():
         state = jax.block_until_ready(jax.jit(train.init)(jax.random.key(config.seed)))

@@ -8,7 +8,7 @@ tanh, and `x + 1` of them, which fit into the cache. All times are the shortest 
 that collects a rollout and updates; it may take less than its pieces, because XLA fuses across them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -20,8 +20,7 @@ from ppo_parts import distributions, functional, training
 from ppo_parts.recipes import cleanrl_ppo
 
 from . import _timing
-from ._options import make_parser
-from ._records import collect
+from ._records import collect, make_parser
 
 SIZES = ((128, 4), (128, 64), (128, 2048))
 ROWS = 2048  # of an evaluation at most: larger minibatches are evaluated in pieces, which stay in the cache
@@ -40,11 +39,13 @@ def measure_limits() -> dict[str, float]:
     return {name: min(taken[name]) / amount for name, amount in amounts.items()}
 
 
-def make_methods(
-    config: cleanrl_ppo.Config, train: training.Train, estimate: Callable[[pp.Batch], pp.Batch], optimizer: Any
-) -> dict[str, Callable[..., Any]]:
-    """What each piece computes."""
-    samples = config.num_steps * config.num_envs
+def make_pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[str, float]) -> dict[str, Piece]:
+    """The pieces by name; `unit` has the seconds of `measure_limits`."""
+    estimator, context = pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda), pp.Context(key=jax.random.key(0))
+    optimizer = pp.clipped_adam(config.learning_rate, config.max_grad_norm)
+
+    def estimate(batch: pp.Batch) -> pp.Batch:
+        return estimator.update(batch, estimator.init(None), context)[0]
 
     def advantages(batch: pp.Batch) -> Any:
         batch = estimate(batch)
@@ -69,55 +70,39 @@ def make_methods(
         updates, state = optimizer.update(gradient, state, params, step=0)
         return optax.apply_updates(params, updates), state
 
-    return {
-        "rollout": lambda state: train.collect(state)[:2],
-        "advantages": advantages,
-        "shuffle": lambda key: functional.permutation(jax.random.wrap_key_data(key), samples),
-        "gather": lambda flat, order: jax.tree.map(lambda x: jnp.take(x, order, axis=0, mode="clip"), flat),
-        "forward": forward,
-        "forward and backward": gradient,
-        "loss": jax.value_and_grad(loss),
-        "optimizer": step,
-    }
-
-
-def make_pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[str, float]) -> dict[str, Piece]:
-    """The pieces by name; `unit` has the seconds of `measure_limits`."""
-    estimator, context = pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda), pp.Context(key=jax.random.key(0))
-
-    def estimate(batch: pp.Batch) -> pp.Batch:
-        return estimator.update(batch, estimator.init(None), context)[0]
-
     begin, batch = train.init(jax.random.key(0)), estimate(_timing.make_rollout(train, jax.random.key(1)))
     samples, params = batch.value.size, begin.learner.params
-    optimizer = pp.clipped_adam(config.learning_rate, config.max_grad_norm)
-    methods = make_methods(config, train, estimate, optimizer)
     minibatches, rows = config.update_epochs * config.num_minibatches, samples // config.num_minibatches
     each = min(rows, ROWS)  # rows of an evaluation
     evaluations = minibatches * rows // each
     fields = (batch.obs, batch.action, batch.log_prob, batch.value, batch.advantage, batch.target)
     flat = jax.tree.map(lambda x: x.reshape(samples, *x.shape[2:]), fields)
     obs, *minibatch = jax.tree.map(lambda x: x[:rows], flat)
-    outputs, order = methods["forward"](params, obs), functional.permutation(jax.random.key(2), samples)[:rows]
+    outputs, order = forward(params, obs), functional.permutation(jax.random.key(2), samples)[:rows]
 
     def size_of(*arrays: Any) -> float:
         return unit["byte"] * sum(x.nbytes for x in jax.tree.leaves(arrays))
 
     evaluated = unit["product"] * KERNELS + unit["tanh"] * UNITS  # of one row
     differentiated = unit["product"] * (2 * KERNELS - 2 * OBS * WIDTH) + unit["byte"] * 4 * UNITS
-    cotangents = jax.tree.map(lambda x: x[:each], outputs)
-    given: dict[str, tuple[tuple[Any, ...], int, float]] = {  # arguments, calls in an update, the floor of a call
-        "rollout": ((begin,), 1, (samples + config.num_envs) * evaluated + size_of(fields[:4])),
-        "advantages": ((batch,), 1, size_of(batch.reward, batch.value, batch.next_value, fields[-2:])),
-        "shuffle": ((jax.random.key_data(jax.random.key(2)),), config.update_epochs, 4 * samples * unit["byte"]),
-        "gather": ((flat, order), minibatches, 2 * size_of(obs, minibatch)),
-        "forward": ((params, obs[:each]), evaluations, each * evaluated),
+    return {
+        "rollout": (
+            lambda state: train.collect(state)[:2], (begin,), 1,
+            (samples + config.num_envs) * evaluated + size_of(fields[:4])),
+        "advantages": (advantages, (batch,), 1, size_of(batch.reward, batch.value, batch.next_value, fields[-2:])),
+        "shuffle": (
+            lambda key: functional.permutation(jax.random.wrap_key_data(key), samples),
+            (jax.random.key_data(jax.random.key(2)),), config.update_epochs, 4 * samples * unit["byte"]),
+        "gather": (
+            lambda flat, order: jax.tree.map(lambda x: jnp.take(x, order, axis=0, mode="clip"), flat),
+            (flat, order), minibatches, 2 * size_of(obs, minibatch)),
+        "forward": (forward, (params, obs[:each]), evaluations, each * evaluated),
         "forward and backward": (
-            (params, obs[:each], *cotangents), evaluations, each * (evaluated + differentiated)),
-        "loss": ((outputs, *minibatch), minibatches, size_of(outputs, minibatch, outputs)),
-        "optimizer": ((params, optimizer.init(params), params), minibatches, size_of(*[params] * 7)),
+            gradient, (params, obs[:each], *jax.tree.map(lambda x: x[:each], outputs)), evaluations,
+            each * (evaluated + differentiated)),
+        "loss": (jax.value_and_grad(loss), (outputs, *minibatch), minibatches, size_of(outputs, minibatch, outputs)),
+        "optimizer": (step, (params, optimizer.init(params), params), minibatches, size_of(*[params] * 7)),
     }  # fmt: skip
-    return {name: (method, *given[name]) for name, method in methods.items()}
 
 
 def measure(steps: int, environments: int, rounds: int) -> Iterator[dict[str, Any]]:

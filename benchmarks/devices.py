@@ -18,8 +18,7 @@ import jax
 from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
-from ._options import make_parser
-from ._records import collect
+from ._records import collect, make_parser
 
 KINDS = "all-gather|all-reduce|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
@@ -48,28 +47,18 @@ def read_shape(text: str) -> tuple[int, ...]:
     return tuple(int(x) for x in text.split(",") if x)
 
 
-def read_bodies(text: str) -> tuple[str, dict[str, list[str]]]:
-    """The name of the computation that a program begins with, and the lines of each."""
-    bodies: dict[str, list[str]] = {}
-    entry, lines = "", []
-    for line in text.splitlines():
-        if begins := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
-            lines = bodies.setdefault(begins[2], [])
-            entry = begins[2] if begins[1] else entry
-        lines.append(line)
-    return entry, bodies
-
-
 def read_operations(compiled: Any, kinds: str = KINDS) -> list[Operation]:
     """Return the collectives of a program, or its products of matrices if `kinds` is "dot".
 
     Those in loops count as often as they run, and all branches count. (XLA's own count of FLOPs ignores loops.)
     """
-    entry, bodies = read_bodies(compiled.as_text())
+    computation = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\n((?:.*\n)*?)\}", re.MULTILINE)
+    found = computation.findall(compiled.as_text())
+    [entry], bodies = (name for begins, name, _ in found if begins), {name: body for _, name, body in found}
 
     def visit(name: str, times: int) -> list[Operation]:
-        found, shape_of = [], dict(re.findall(r"%([\w.\-]+) = [a-z]+\d*\[([\d,]*)\]", "\n".join(bodies[name])))
-        for line in bodies[name][1:]:
+        found, shape_of = [], dict(re.findall(r"%([\w.\-]+) = [a-z]+\d*\[([\d,]*)\]", bodies[name]))
+        for line in bodies[name].splitlines():
             if operation := re.search(rf" = (.*?) ({kinds})(?:-start)?\(%?([\w.\-]+)", line):
                 arrays = re.findall(r"[a-z]+(\d*)\[([\d,]*)\]", operation[1])  # such as f32[4,2] and pred[]
                 shapes = [read_shape(shape) for _, shape in arrays]

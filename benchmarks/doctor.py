@@ -26,8 +26,7 @@ from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, mujoco_ppo, puffer
 from ppo_parts.recipes.cleanrl_ppo import Config
 from ppo_parts.training._files import make_plain, replace_file
 
-from ._options import make_parser
-from ._records import COMMIT, Record, write
+from ._records import COMMIT, Record, make_parser, write
 from ._seeds import make_eval_key, make_keys, vectorize
 from .faults import FAULTS, NORMAL, TRACED, Numbers, make_train
 
@@ -125,11 +124,10 @@ KNOWN = {"MetaMaze-misc": "observations_large", "gym:LunarLander-v3": "reward_sc
 MetaMaze, 65,536 steps, with standardized observations: 6.1 to 9.3. LunarLander, 102,400 steps, with rewards x 0.01:
 -146 to 16."""
 Programs = dict[str, Callable[[], dict[str, Any]]]
-LIBRARIES = ("stable_baselines3", "rsl_rl", "rl_games", "skrl", "tianshou", "brax")
 DISCRETE_PRESETS = ((cleanrl_ppo, "discrete"), (pufferlib_ppo, "discrete"))
 BOXED_PRESETS = (
     (cleanrl_ppo, "continuous"), (pufferlib_ppo, "continuous"), (mujoco_ppo, "mujoco"), (mujoco_ppo, "tianshou"),
-    *((library_ppo, library) for library in LIBRARIES),
+    *((library_ppo, library) for library in ("stable_baselines3", "rsl_rl", "rl_games", "skrl", "tianshou", "brax")),
 )  # fmt: skip
 SPREAD, MINATAR, POPGYM = ((ippo, "spread"),), ((pufferlib_ppo, "minatar"),), ((pufferlib_ppo, "popgym"),)
 QUICK_DISCRETE, QUICK_BOXED = (dataclasses.replace(x, num_envs=16, num_steps=64) for x in (DISCRETE, BOXED))

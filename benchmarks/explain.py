@@ -24,10 +24,8 @@ from ppo_parts.recipes.libraries import parts
 from ppo_parts.training._files import make_plain
 
 from . import choices
-from ._intervals import compare_pairs, show_change
-from ._options import make_parser, select_seeds
-from ._records import Record, find, make_addresses, write
-from ._seeds import measure_training, vectorize
+from ._records import Record, find, make_addresses, make_parser, write
+from ._seeds import compare_pairs, measure_training, select_seeds, show_change, vectorize
 
 CHOICES: dict[str, dict[str, Any]] = {name: each.choices for name, each in choices.DIFFERENCES.items()}
 UNCLIPPED, RATE = {"value": pp.value_loss(coef=1.0)}, {"rate": pp.optim.scale_by_update_schedule(1e-3)}

@@ -22,9 +22,8 @@ from ppo_parts.envs._wrappers import with_observations
 from ppo_parts.recipes import trpo
 
 from ._cards import evaluate_line, load_card
-from ._options import make_parser, select_seeds
-from ._records import claim, write
-from ._seeds import make_keys, vectorize
+from ._records import claim, make_parser, write
+from ._seeds import make_keys, select_seeds, vectorize
 
 GAE, NORMALIZED = pp.gae(gamma=0.99, gae_lambda=0.95), pp.advantage_normalize(ddof=1)
 PARTS = {  # of CleanRL's `ppo.py`

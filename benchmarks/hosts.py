@@ -11,6 +11,7 @@ Gymnasium 0.29, and on version 4 of the task. Programs run in turn; compile time
 
 import concurrent.futures
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +24,8 @@ from ppo_parts.recipes import async_ppo, cleanrl_ppo, mujoco_ppo
 from ppo_parts.training._program import compiler_options
 
 from . import _timing
-from ._options import make_parser
-from ._records import collect
-from ._rivals import is_installed, make_on_host, read_speed, run_cleanrl
+from ._records import collect, make_parser
+from ._rivals import is_installed, make_on_host, run_cleanrl
 
 ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 256, 10, 32
 
@@ -102,11 +102,11 @@ def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> l
         steps["stable-baselines3"] = fewer * ENVS * STEPS
         thunks["stable-baselines3"] = make_on_host("sb3", task, ENVS, fewer, **minibatches, **others)
     if script:
-        speeds: list[float] = []  # it times itself, excluding startup
+        speeds: list[float] = []  # it times itself, excluding startup, and prints the speed so far
         steps["cleanrl"] = fewer * ENVS * STEPS
         given = {name.replace("_", "-"): x for name, x in settings.items()}
         given |= {"env-id": task.replace("-v5", "-v4"), "total-timesteps": steps["cleanrl"]}
-        thunks["cleanrl"] = lambda: speeds.append(read_speed(run_cleanrl(*script, given)))
+        thunks["cleanrl"] = lambda: speeds.append(float(re.findall(r"SPS: (\d+)", run_cleanrl(*script, given))[-1]))
     walls = _timing.interleave(thunks, rounds)
     if script:
         walls["cleanrl"] = [steps["cleanrl"] / speed for speed in speeds[-rounds:]]

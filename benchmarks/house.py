@@ -14,8 +14,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from ._options import make_parser
-from ._records import ROOT, unpack_revision
+from ._records import ROOT, make_parser, unpack_revision
 
 FRAMES = """
 import sys, jax, ppo_parts as pp

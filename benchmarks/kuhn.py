@@ -19,9 +19,8 @@ import ppo_parts as pp
 from ppo_parts import envs, networks, training
 
 from ._cards import load_card
-from ._options import make_parser, select_seeds
-from ._records import claim, write, write_part
-from ._seeds import make_keys, train_in_stages
+from ._records import claim, make_parser, write, write_part
+from ._seeds import make_keys, select_seeds, train_in_stages
 
 Array = jax.Array
 CARDS, NODES, END = 3, 4, 4

@@ -23,10 +23,8 @@ from ppo_parts.errors import UserValueError
 from ppo_parts.recipes import cleanrl_ppo, ippo, library_ppo, pufferlib_ppo
 
 from . import classic, craftax, rnd
-from ._intervals import show_interval
-from ._options import make_parser, select_seeds
-from ._records import claim, write
-from ._seeds import make_eval_key, make_keys, train_in_stages, vectorize
+from ._records import claim, make_parser, write
+from ._seeds import make_eval_key, make_keys, select_seeds, show_interval, train_in_stages, vectorize
 
 
 class Task(NamedTuple):

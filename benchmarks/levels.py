@@ -17,10 +17,8 @@ from ppo_parts import envs, training
 from ppo_parts.recipes import cleanrl_ppo
 
 from ._cards import load_card
-from ._intervals import show_iqm
-from ._options import make_parser, select_seeds
-from ._records import claim, write, write_part
-from ._seeds import make_eval_key, make_keys, vectorize
+from ._records import claim, make_parser, write, write_part
+from ._seeds import make_eval_key, make_keys, select_seeds, show_iqm, vectorize
 
 HARD, LEVELS, EPISODES = 7, 128, 1000
 """Moves from start to goal of a held-out level, at least; number of these levels; episodes in them after training."""

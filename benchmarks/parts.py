@@ -24,8 +24,7 @@ from ppo_parts import distributions, functional
 
 from . import _timing
 from ._by_hand import scan_by_hand
-from ._options import make_parser
-from ._records import collect
+from ._records import collect, make_parser
 
 try:
     import rlax
@@ -100,11 +99,6 @@ def rlax_surrogate(log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
     return estimate(jnp.exp(log_ratio), advantage)
 
 
-def read_estimates(batch: pp.Batch) -> Any:
-    """What an estimator writes."""
-    return batch.advantage, batch.target, dict(batch.metrics)
-
-
 def run_part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt: int | None = None) -> Case:
     """A case that runs a part on a batch of these fields, of which the three named below are in `batch.current`."""
 
@@ -136,24 +130,27 @@ def run_sampler(made: Any) -> Case:
     return Case(("key", *fields), run)
 
 
-def permute_with(permutation: Callable[..., jax.Array]) -> Method:
-    """A method that permutes as many numbers as an array has."""
-    return lambda key, x: permutation(jax.random.wrap_key_data(key), x.size)
-
-
-def with_rlax(method: Method) -> dict[str, Method]:
-    """The method as a rival, if rlax is installed."""
-    return {"rlax": method} if rlax else {}
-
-
-def make_function_cases() -> dict[str, Case]:
-    """Functions by name."""
+def make_cases() -> dict[str, Case]:
+    """Everything by name: functions, then parts (`pp.`)."""
     gae, vtrace, scan = (partial(f, **ESTIMATE) for f in (functional.gae, functional.vtrace, scan_by_hand))
     uncut, recurrence = ("reward", "value", "shifted_value", "terminated"), functional.reverse_recurrence
     associative = partial(recurrence, implementation="associative")
     surrogate = partial(functional.clipped_surrogate, clip_eps=CLIP)
-    value_loss = partial(functional.clipped_value_loss, clip_eps=CLIP)
-    permutation, of_jax = map(permute_with, (functional.permutation, jax.random.permutation))
+    metrics, values = ("log_prob", "current_log_prob", "advantage"), ("current_value", "value", "target", "log_prob")
+
+    def permuted(permutation: Callable[..., jax.Array]) -> Method:
+        return lambda key, x: permutation(jax.random.wrap_key_data(key), x.size)
+
+    def with_rlax(method: Method) -> dict[str, Method]:
+        return {"rlax": method} if rlax else {}
+
+    def estimates(batch: pp.Batch) -> Any:
+        return batch.advantage, batch.target, dict(batch.metrics)
+
+    def loss(batch: pp.Batch) -> Any:
+        return next(iter(batch.losses.values()))
+
+    permutation, of_jax = map(permuted, (functional.permutation, jax.random.permutation))
     return {
         "gae": Case(STEPS, gae, {"unrolled": scan}),
         "gae_terminated": Case(uncut, gae, with_rlax(rlax_gae)),
@@ -164,26 +161,15 @@ def make_function_cases() -> dict[str, Case]:
         "advantage_normalize": Case(("advantage",), functional.advantage_normalize),
         "clipped_surrogate": Case(("log_ratio", "advantage"), surrogate, with_rlax(rlax_surrogate), wrt=0),
         "value_loss": Case(("value", "target"), functional.value_loss, wrt=0),
-        "clipped_value_loss": Case(("current_value", "value", "target"), value_loss, wrt=0),
+        "clipped_value_loss": Case(values[:3], partial(functional.clipped_value_loss, clip_eps=CLIP), wrt=0),
         "approx_kl": Case(("log_ratio",), functional.approx_kl, wrt=0),
         "clip_fraction": Case(("log_ratio",), partial(functional.clip_fraction, clip_eps=CLIP)),
         "explained_variance": Case(("value", "target"), functional.explained_variance),
         "segment_priorities": Case(("advantage",), partial(functional.segment_priorities, alpha=0.8)),
         "importance_weights": Case(("probabilities", "indices"), partial(functional.importance_weights, beta=0.4)),
         "permutation": Case(("key", "value"), permutation, {"jax": of_jax}, alike=False),
-    }
-
-
-def make_part_cases() -> dict[str, Case]:
-    """Parts by name (`pp.`)."""
-    metrics, values = ("log_prob", "current_log_prob", "advantage"), ("current_value", "value", "target", "log_prob")
-
-    def loss(batch: pp.Batch) -> Any:
-        return next(iter(batch.losses.values()))
-
-    return {
-        "pp.gae": run_part(pp.gae(**ESTIMATE), read_estimates, *STEPS),
-        "pp.vtrace": run_part(pp.vtrace(**ESTIMATE), read_estimates, "log_ratio", *STEPS),
+        "pp.gae": run_part(pp.gae(**ESTIMATE), estimates, *STEPS),
+        "pp.vtrace": run_part(pp.vtrace(**ESTIMATE), estimates, "log_ratio", *STEPS),
         "pp.advantage_normalize": run_part(pp.advantage_normalize(), lambda batch: batch.advantage, "advantage"),
         "pp.clipped_surrogate": run_part(pp.clipped_surrogate(clip_eps=CLIP), loss, *metrics, wrt=1),
         "pp.clipped_value_loss": run_part(pp.clipped_value_loss(clip_eps=CLIP), loss, *values, wrt=0),
@@ -203,7 +189,7 @@ def differentiate(method: Method, wrt: int) -> Method:
     return jax.value_and_grad(lambda *args: jnp.mean(jnp.mean(method(*args), axis=0)), wrt)
 
 
-def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dict[str, Any]]:
+def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> Iterator[dict[str, Any]]:
     """One row per method."""
     args = tuple(arrays[name] for name in case.reads)
     methods = {"ours": case.ours}
@@ -224,21 +210,15 @@ def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> list[dic
     samples = _timing.measure_calls(cases | floor, rounds, long=0.5)
     ours = _timing.summarize(samples["ours"])
     disturbed = ours["q3"] > 1.5 * ours["q1"]  # by other work on the machine
-    return [
-        {
-            "method": name,
-            "us": _timing.summarize(each, 1e6),
-            "disturbed": disturbed,
-            "gb_per_s": traffic / _timing.summarize(each)["median"] / 1e9,
-            **{f"over_{other}": _timing.compare(samples, name, other) for other in ("floor", "ours")},
-        }
-        for name, each in samples.items()
-    ]
+    for name, each in samples.items():
+        row = {"method": name, "us": _timing.summarize(each, 1e6), "disturbed": disturbed}
+        row["gb_per_s"] = traffic / _timing.summarize(each)["median"] / 1e9
+        yield row | {f"over_{other}": _timing.compare(samples, name, other) for other in ("floor", "ours")}
 
 
 def main() -> None:
     """Print a row for each measurement; write them with `--json`."""
-    known = make_function_cases() | make_part_cases()
+    known = make_cases()
     parser = make_parser(__doc__, sizes=SIZES, rounds=15, json=None)
     names = {"choices": tuple(known), "default": tuple(known), "help": f"(default: all of {', '.join(known)})"}
     parser.add_argument("--parts", nargs="+", metavar="PART", **names)

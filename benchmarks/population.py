@@ -18,10 +18,8 @@ from ppo_parts import training
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training._program import compiler_options, keep_compiled_programs
 
-from ._intervals import show_interval
-from ._options import make_parser, select_seeds
-from ._records import claim, write
-from ._seeds import make_eval_key, make_keys
+from ._records import claim, make_parser, write
+from ._seeds import make_eval_key, make_keys, select_seeds, show_interval
 
 MEMBERS, PERIODS = 8, 5  # there is a selection between two periods
 OPTIONS = {"fraction": 0.25, "factors": (0.5, 2.0)}  # few selections need large steps

@@ -9,8 +9,7 @@ import re
 from pathlib import Path
 
 from . import _figures
-from ._options import make_parser
-from ._records import RESULTS, ROOT
+from ._records import RESULTS, ROOT, make_parser
 from ._tables import BLOCKS
 
 BLOCK = re.compile(rf"<!-- ({'|'.join(BLOCKS)})( [^\n]*?)? -->\n.*?<!-- end -->", re.DOTALL)

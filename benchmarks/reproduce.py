@@ -18,8 +18,7 @@ from typing import Any
 
 import jax
 
-from ._options import make_parser
-from ._records import RESULTS, Record, read, unpack_revision
+from ._records import RESULTS, Record, make_parser, read, unpack_revision
 
 
 def read_numbers(tree: Any) -> dict[str, float]:

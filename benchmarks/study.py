@@ -17,10 +17,8 @@ import ppo_parts as pp
 from ppo_parts import training
 from ppo_parts.recipes import pufferlib_ppo
 
-from ._intervals import show_iqm
-from ._options import make_parser
-from ._records import claim, write
-from ._seeds import measure_training, vectorize
+from ._records import claim, make_parser, write
+from ._seeds import measure_training, show_iqm, vectorize
 
 
 class Arm(NamedTuple):

@@ -18,10 +18,8 @@ import optax
 import ppo_parts as pp
 from ppo_parts.training import summary
 
-from ._intervals import show_interval
-from ._options import make_parser, select_seeds
-from ._records import write, write_part
-from ._seeds import make_keys, vectorize
+from ._records import make_parser, write, write_part
+from ._seeds import make_keys, select_seeds, show_interval, vectorize
 
 DIGITS, PROMPT, ANSWER, GROUP = 6, 3, 5, 8
 END = DIGITS

@@ -26,8 +26,7 @@ from ppo_parts.recipes import cleanrl_ppo, pufferlib_ppo
 from ppo_parts.training._program import compiler_options
 
 from . import _timing
-from ._options import make_parser
-from ._records import Record, collect
+from ._records import Record, collect, make_parser
 from ._rivals import EPOCHS, HIDDEN, MINIBATCHES, STEPS, Run, is_installed, make_on_host, make_purejaxrl, make_rejax
 
 CARTPOLE, BREAKOUT = "CartPole-v1", "Breakout-MinAtar"

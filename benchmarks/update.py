@@ -19,8 +19,7 @@ from ppo_parts.recipes import cleanrl_ppo, ippo, pufferlib_ppo
 
 from . import _timing
 from ._by_hand import State, cleanrl_by_hand, ippo_by_hand, pufferlib_by_hand
-from ._options import make_parser
-from ._records import collect
+from ._records import collect, make_parser
 
 SIZES = ((128, 4), (128, 64), (128, 1024))
 RECIPES: dict[str, tuple[Any, Callable[..., Any]]] = {

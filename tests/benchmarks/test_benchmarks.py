@@ -19,8 +19,7 @@ import pytest
 import scipy.stats
 
 from benchmarks import __main__ as command_line
-from benchmarks import _intervals, _records, _tables, atari, classic, explain, house, learning, report, reproduce, train
-from benchmarks._options import make_parser
+from benchmarks import _records, _seeds, _tables, atari, classic, explain, house, learning, report, reproduce, train
 from benchmarks._seeds import make_keys, measure_training, train_in_stages
 from benchmarks.devices import read_operations
 from ppo_parts.training import EpisodeResults
@@ -206,7 +205,7 @@ def test_records_are_added_and_replaced_by_name_where_a_run_is_told_to_write(tmp
     _records.store(path, {"results": 4})
     assert _records.find(f"{path}#new")["results"] == 4  # a record without a name has that of its file
     assert _records.find(f"{path}#c") is None
-    parser = make_parser("", json=(records := "benchmarks/results/kuhn.jsonl"))
+    parser = _records.make_parser("", json=(records := "benchmarks/results/kuhn.jsonl"))
     claim = lambda *args: _records.claim(parser.parse_args(args[:-1]), *args[-1].split())  # noqa: E731
     for file in (str(path), records):
         assert claim("--json", file, "kuhn") == [f"{file}#kuhn"]
@@ -283,20 +282,20 @@ def test_returns_of_atari_games_are_those_that_cleanrl_prints(monkeypatch):
 
 def test_a_difference_of_means_has_an_interval_over_seeds():
     draws = np.random.default_rng(1)
-    assert _intervals.compare_means([3.0] * 10, [1.0] * 10) == {"mean": 2.0, "95": [2.0, 2.0], "detectable": 0.0}
-    assert _intervals.show_change({"mean": 2.0, "95": [-1.4, 3.0]}) == "+2 [-1, +3]"
-    several = [_intervals.compare_means(*draws.normal(0.0, 1.0, (2, 100))) for _ in range(30)]
+    assert _seeds.compare_means([3.0] * 10, [1.0] * 10) == {"mean": 2.0, "95": [2.0, 2.0], "detectable": 0.0}
+    assert _seeds.show_change({"mean": 2.0, "95": [-1.4, 3.0]}) == "+2 [-1, +3]"
+    several = [_seeds.compare_means(*draws.normal(0.0, 1.0, (2, 100))) for _ in range(30)]
     assert np.mean([x["detectable"] for x in several]) == pytest.approx(2.8 * 0.02**0.5, rel=0.05)
     now, before = draws.normal(10_000.0, 1000.0, 10), draws.normal(8000.0, 1000.0, 7)
     welch, paired = scipy.stats.ttest_ind(now, before, equal_var=False), scipy.stats.ttest_rel(now[:7], before)
-    seen = _intervals.compare_means(now, before), _intervals.compare_pairs(now[:7], before)
+    seen = _seeds.compare_means(now, before), _seeds.compare_pairs(now[:7], before)
     for found, exact in zip(seen, (welch, paired), strict=True):
         assert found["95"] == pytest.approx(exact.confidence_interval())
         assert found["mean"] == pytest.approx(np.mean(exact.confidence_interval()))
-        assert [_intervals.show_visible(found, seeds)[:2] == "**" for seeds in (4, 5)] == [False, True]
+        assert [_seeds.show_visible(found, seeds)[:2] == "**" for seeds in (4, 5)] == [False, True]
     low, high = report._figures.compute_band(np.array([[*before, np.nan]]))
     assert [*low, *high] == pytest.approx(scipy.stats.t.interval(0.95, 6, before.mean(), scipy.stats.sem(before)))
-    assert _intervals.show_interval({"mean": 2.0, "mean_95": [9, 9], "per_seed": [1.0, 3.0]}, 0) == "2 [-11, 15]"
+    assert _seeds.show_interval({"mean": 2.0, "mean_95": [9, 9], "per_seed": [1.0, 3.0]}, 0) == "2 [-11, 15]"
 
 
 def test_a_reproduced_record_is_compared_number_by_number(monkeypatch):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import _intervals, _tables, differences, kuhn, mujoco, report, study
+from benchmarks import _seeds, _tables, differences, kuhn, mujoco, report, study
 from ppo_parts import training
 
 
@@ -73,7 +73,7 @@ def of_humanoid():
     assert [sum(x > 2800 for x in each) for each in ends] == [4, 1]
     assert three["mean_95"][0] < 1360 < three["mean_95"][1]  # Tianshou's
     found = results("humanoid", "preset_1")
-    trained, least = _intervals.show_interval(found["last_100_episodes"]), min(found["last_100_episodes"]["per_seed"])
+    trained, least = _seeds.show_interval(found["last_100_episodes"]), min(found["last_100_episodes"]["per_seed"])
     yield f"reaches {trained} in the last 100 training episodes of 1M steps, and at least {least:,.0f} with each seed"
     yield f"seeds {_tables.show_seeds(found['seeds'])},"
     assert found["seeds"] == list(range(1, 11))
@@ -84,7 +84,7 @@ def of_humanoid():
     yield f"at least {least:,.0f} after 1M steps. Seed 106"
     _, long = _tables.read_preset_runs()
     (then,) = (row["last_100_episodes"] for row in long["curve"] if row["env_steps"] == 999_424)
-    yield f"the same seeds have {_intervals.show_interval(training.summary(np.array(then)))}"
+    yield f"the same seeds have {_seeds.show_interval(training.summary(np.array(then)))}"
     yield f"at this point, and at least {min(then):,.0f}"
     assert sorted(long["seeds"]) == list(range(1, 11))
     late = {row["env_steps"]: row["last_100_episodes"][0] for row in results("humanoid", "preset_3M_106")["curve"]}
@@ -114,7 +114,7 @@ def of_humanoid():
     yield "the last evaluations of these seeds are {:.0f} and {:.0f}".format(*little.mean(axis=1))
     yield "instead of {:.0f} and {:.0f}, and four".format(*ours[:2].mean(axis=1))
     assert [np.sum(x < 150) for x in (little, ours[:2])] == [4, 1]
-    yield f"reach {_intervals.show_interval(training.summary(ours[2]))}, and each at least {ours[2].min():.0f}"
+    yield f"reach {_seeds.show_interval(training.summary(ours[2]))}, and each at least {ours[2].min():.0f}"
     yield "four of the 20 end below 150; now one does."
 
 
@@ -122,7 +122,7 @@ def of_trpo():
     yield "docs/results.md"
     runs = {(x["task"], x["variant"]): x for x in _tables.read_whole_runs() if x["env_steps"] < 2_000_000}
     for task in ("Hopper", "Walker2d"):
-        last = (_intervals.show_interval(runs[f"{task}-v5", name]["last_evaluation"]) for name in ("trpo", "recipe"))
+        last = (_seeds.show_interval(runs[f"{task}-v5", name]["last_evaluation"]) for name in ("trpo", "recipe"))
         yield "{} instead of {} on {}".format(*last, task)
     curve = results("retired", "trpo_constant_region")["curve"]
     means = {row["env_steps"]: np.mean(row["evaluation"]) for row in curve}
@@ -150,7 +150,7 @@ def of_choices():
 
     def signs(arm, other="plain"):  # of the differences whose interval excludes 0, by task
         pairs = ([arms[each][study.WHOLE]["per_seed"] for each in (arm, other)] for arms in tasks.values())
-        return [int(np.sign(x["95"]).sum() / 2) for x in (_intervals.compare_pairs(*pair) for pair in pairs)]
+        return [int(np.sign(x["95"]).sum() / 2) for x in (_seeds.compare_pairs(*pair) for pair in pairs)]
 
     trace, whole = "refresh + V-trace", "all three (PufferLib)"
     assert signs(trace) == signs(trace, "refresh") == signs(whole) == [1, 0, 1]
@@ -161,7 +161,7 @@ def of_choices():
     pairs = np.concatenate([np.subtract(*(arm["per_seed"] for arm in run)) for run in runs])
     yield f"one pair with {np.max(pairs):+.0f} makes the difference; the median is {np.median(pairs):.1f}."
     sweep = results("population", "sweep_cartpole")
-    best, default = (_intervals.show_interval(sweep["confirmation"][which], 0) for which in ("best", "default"))
+    best, default = (_seeds.show_interval(sweep["confirmation"][which], 0) for which in ("best", "default"))
     first, second, third, *_ = (f"`{name}` ({x:.2f})" for name, x in sweep["importance"].items())
     yield f"were {first}, {second}"
     yield f"and {third}"
@@ -192,19 +192,19 @@ def of_choices():
     for task in _tables.compare_runs("differences", differences.VARIANTS):
         name, last = task.task.split("-v5")[0], task.last
         visible = [change for change in last.values() if excludes_0(change)]
-        yield from (f" {_intervals.show_change(change)} |".replace(",", "") for change in visible)
-        yield f"{_intervals.show_interval(task.runs['none']['last_evaluation'])} on {name}".replace(",", "")
+        yield from (f" {_seeds.show_change(change)} |".replace(",", "") for change in visible)
+        yield f"{_seeds.show_interval(task.runs['none']['last_evaluation'])} on {name}".replace(",", "")
         counts = {"HalfCheetah": (24, 4, 18), "Ant": (24, 1, 8)}
         assert (len(last), len(visible), sum(change["mean"] < 0 for change in last.values())) == counts[name]
         yield f"{np.median([change['detectable'] for change in last.values()]):.0f} on {name}"
     names = [f"HalfCheetah-v5_300000_{variant}_1" for variant in ("no_normalize", "none")]  # of seeds 1 to 10
-    alone = _intervals.compare_means(*(results("differences", name)["curve"][-1]["evaluation"] for name in names))
-    yield f"({_intervals.show_change(alone)})".replace(",", "")
+    alone = _seeds.compare_means(*(results("differences", name)["curve"][-1]["evaluation"] for name in names))
+    yield f"({_seeds.show_change(alone)})".replace(",", "")
     names = [f"HalfCheetah-v5_300000_{variant}_11" for variant in ("none", "adaptive_rate")]
-    cost = _intervals.compare_pairs(*(results("differences", name)["last_100_episodes"]["per_seed"] for name in names))
-    yield f"costs {_intervals.show_change(cost, '.0f')} of the same training return".replace(",", "")
-    last = _intervals.compare_means(*(results("differences", name)["curve"][-1]["evaluation"] for name in names))
-    yield f"but {_intervals.show_change(last, '.0f')} in the last evaluation".replace(",", "")
+    cost = _seeds.compare_pairs(*(results("differences", name)["last_100_episodes"]["per_seed"] for name in names))
+    yield f"costs {_seeds.show_change(cost, '.0f')} of the same training return".replace(",", "")
+    last = _seeds.compare_means(*(results("differences", name)["curve"][-1]["evaluation"] for name in names))
+    yield f"but {_seeds.show_change(last, '.0f')} in the last evaluation".replace(",", "")
 
 
 def of_tasks():
@@ -218,10 +218,10 @@ def of_tasks():
     assert sum(x >= 0.94 for x in evaluated("popgym_repeat_first")["per_seed"]) == 6
     yield "only six of ten seeds reach the threshold"
     hybrid, one = map(evaluated, ("hybrid_golf", "hybrid_golf_discretized"))
-    yield f"the recipe reaches [{_intervals.show_interval(one, 2)}]"
+    yield f"the recipe reaches [{_seeds.show_interval(one, 2)}]"
     assert max(one["per_seed"]) < min(hybrid["per_seed"])
     found = [evaluated(f"craftax_classic_memory{of_seeds}") for of_seeds in ("", "_101")]
-    yield f"101 - 110 reach less, [{_intervals.show_interval(found[1], 1)}]"
+    yield f"101 - 110 reach less, [{_seeds.show_interval(found[1], 1)}]"
     yield f"the worst of the 20 seeds {min(x for each in found for x in each['per_seed']):.1f}"
     yield "docs/gallery/self_play.md"
     for alpha in (0, 0.2, 1 / 3):  # Kuhn's equilibria, whose value is -1/18: nothing exploits them
@@ -237,7 +237,7 @@ def of_tasks():
     first = clipped["curve"][0]
     yield f"is {np.mean(first['exploitability']):.3f} after {first['env_steps']:,} moves"
     assert len(mirror["seeds"]) == len(clipped["seeds"]) == 10
-    yield from (_intervals.show_interval(arm["exploitability"], 3) for arm in (mirror, clipped))
+    yield from (_seeds.show_interval(arm["exploitability"], 3) for arm in (mirror, clipped))
     yield "docs/gallery/levels.md"
     yield "the difference between PLR and uniform levels includes 0"
     for name in ("maze_1", "maze_101"):
@@ -245,8 +245,8 @@ def of_tasks():
         assert (len(found["seeds"]), found["config"]["total_timesteps"] // (32 * 64)) == (10, 97)
         assert round(100 * found["share_of_random_levels"]) == 5
         plain, plr, accel = (found["arms"][arm]["held_out"]["per_seed"] for arm in ("uniform", "PLR", "ACCEL"))
-        assert not excludes_0(_intervals.compare_means(plr, plain))
-        assert _intervals.compare_means(accel, plain)["95"][1] < 0
+        assert not excludes_0(_seeds.compare_means(plr, plain))
+        assert _seeds.compare_means(accel, plain)["95"][1] < 0
     yield "docs/exploration.md"
     names = [[f"gsde_mountain_car_continuous{x}{end}" for x in ("", "_101")] for end in ("", "_noise_steps_None")]
     held, white = (np.concatenate([evaluated(name)["per_seed"] for name in both]) for both in names)
@@ -262,7 +262,7 @@ def of_tasks():
     yield "returns {:.0f} instead of {:.0f} at the smallest rate".format(*half)
     arms = {name: [np.nanmean(np.array(x["curves"], float), axis=1) for x in arm.values()] for name, arm in arms}
     for other, visible in (("one network", True), ("two networks", False)):
-        changes = map(_intervals.compare_means, arms["PPG"], arms[f"PPO, {other}"])
+        changes = map(_seeds.compare_means, arms["PPG"], arms[f"PPO, {other}"])
         assert [change["95"][0] > 0 for change in changes] == [visible] * 3
     yield "docs/coming-from.md"
     programs = results("retired", "migration_purejaxrl")["programs"]
