@@ -9,7 +9,7 @@ A module with `main` is a benchmark, and imports no other one; its records are i
 `classic`, `craftax`, `rnd`, `choices` and `faults` are programs that they train. What benchmarks share:
 
 * `_records`: the command line, and the files of the records;
-* `_timing`, `_rivals` and `_by_hand`: timing in turn, programs of other libraries, updates written by hand;
+* `_timing`, `_rivals` and `_by_hand`: interleaved timing, programs of other libraries, updates written by hand;
 * `_seeds` and `_protocol`: training of many seeds, statistics over them, and evaluations in between;
 * `_cards`: the code of docs/gallery.
 """

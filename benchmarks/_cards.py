@@ -14,7 +14,7 @@ from ._records import ROOT
 
 
 def load_card(page: str, heading: str, number: int | None = None) -> Any:
-    """A module with what a page of the gallery defines at its top, and in a card, or in the card's first blocks."""
+    """A module of what a page of the gallery defines at its top and in a card (in its first `number` blocks)."""
     top, *cards = re.split(r"^## ", (ROOT / f"docs/gallery/{page}.md").read_text(), flags=re.MULTILINE)
     [own] = [text for text in cards if text.startswith(f"{heading}\n")]
     module = types.ModuleType(page)

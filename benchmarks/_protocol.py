@@ -32,7 +32,7 @@ def measure(variant: Variant, options: argparse.Namespace) -> None:
     """Train the seeds of a command line in one program, and write the results after each evaluation."""
     task, name = options.task, options.variant
     [address] = claim(options, f"{task}_{options.steps}_{name}_{options.first_seed}")
-    without = ",include_cfrc_ext_in_observation=False"  # as in version 3 of these tasks, where they were always 0
+    without = ",include_cfrc_ext_in_observation=False"  # as in version 3, where they were always 0
     env_id = f"gym:{task}" + without * (task in WITH_FORCES and not variant.contact_forces)
     fields = {"env_id": env_id, "total_timesteps": options.steps, "seed": options.first_seed}
     config, seeds = dataclasses.replace(variant.config, **fields), select_seeds(options)

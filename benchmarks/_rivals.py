@@ -1,4 +1,4 @@
-"""PPO of other libraries: rejax's, PureJaxRL's, sbx's and stable-baselines3's in this process, CleanRL's in its own."""
+"""PPO of other libraries: rejax's, PureJaxRL's, sbx's and stable-baselines3's in this process, CleanRL's in another."""
 
 import importlib
 import importlib.util
@@ -16,8 +16,8 @@ import jax
 from gymnax.wrappers import purerl
 
 Run = Callable[[jax.Array], Any]
-STEPS, EPOCHS, MINIBATCHES, HIDDEN = 128, 4, 4, 64  # of all, unless a benchmark changes them
-MODULES = {"sb3": "stable_baselines3"}  # the others have the names of theirs
+STEPS, EPOCHS, MINIBATCHES, HIDDEN = 128, 4, 4, 64  # of every rival, unless a benchmark changes them
+MODULES = {"sb3": "stable_baselines3"}  # others are named like their modules
 
 
 class FiveTuple(purerl.GymnaxWrapper):

@@ -100,7 +100,7 @@ def rlax_surrogate(log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
 
 
 def run_part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt: int | None = None) -> Case:
-    """A case that runs a part on a batch of these fields, of which the three named below are in `batch.current`."""
+    """A case that runs a part on these fields; `logits`, `current_log_prob` and `current_value` are of `current`."""
 
     def run(*arrays: jax.Array) -> Any:
         fields = dict(zip(reads, arrays, strict=True))

@@ -173,7 +173,7 @@ def test_imports_point_to_the_left():
 
 
 def test_benchmarks_import_no_other_benchmark():
-    """But what they share, and programs that they train, which the docstring of their folder names."""
+    """They import what they share and the programs that they train, which the docstring of the folder names."""
     texts = {path.stem: path.read_text() for path in (PACKAGE.parent / "benchmarks").glob("*.py")}
     pages = {"report", "_tables", "_figures"}  # they read the tables of benchmarks
     shared = {name for name in texts if name.startswith("_")} - pages
@@ -181,6 +181,7 @@ def test_benchmarks_import_no_other_benchmark():
     programs = texts.keys() - shared - benchmarks - pages
     for name in texts.keys() - pages:
         found = re.findall(r"^ *from \.(\w*) import (.+)", texts[name], re.MULTILINE)
+        assert not re.search(r"^ *from \.\w* import \($|^ *(?:from|import) benchmarks", texts[name], re.MULTILINE), name
         imported = {x for module, names in found for x in ([module] if module else names.split(", "))}
         assert imported <= (shared | programs if name in benchmarks else shared), name
     assert [name for name in programs | shared if name[:2] != "__" and f"`{name}`" not in texts["__init__"]] == []

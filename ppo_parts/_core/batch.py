@@ -294,7 +294,7 @@ class Batch:
         if self.current is None:
             raise UserValueError(
                 "batch.current_log_ratio() needs the policy being trained, which exists only after the sampler: put "
-                'the part there, and declare place="after_sampler" (in a loop of your own, give it a Batch.current)'
+                'the part there, and declare place="after_sampler"; in a loop of your own, set batch.current'
             )
         return self.current.log_prob - self.log_prob
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,7 +124,7 @@ def init_parts(parts: Sequence[Part], params: Params, key: Any = None) -> tuple[
         try:
             states.append(part.init(params, part_key(key, index)))
         except TypeError as error:
-            if key is None and "key" in str(error):
+            if key is None and re.search(r"\bkey\b", str(error)):
                 says = f"init of the part {part.name!r} needs a key: learner.init(params, key)"
                 raise UserTypeError(f"{says} ({error})") from error
             raise

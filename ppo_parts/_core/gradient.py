@@ -74,7 +74,7 @@ def differentiate(
         of_phase = f" of phase {phase.name!r}" if phase.name else ""
         raise UserValueError(
             f"learner: no loss after the sampler{of_phase} depends on the parameters, so nothing is learned: evaluate "
-            "must use params, and losses what it computes, such as batch.current.value instead of batch.value"
+            "must use params, and a loss what evaluate computes, such as batch.current.value instead of batch.value"
         )
     return results, gradient
 

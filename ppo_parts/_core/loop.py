@@ -42,7 +42,7 @@ from .optimizer import last_finite
 from .part import Context, Part
 from .phase_state import Estimates, PhaseState, all_finite, check_and_amend
 from .phases import Phase
-from .sampling import Sampler
+from .sampling import check_plan
 from .wiring import check_batch
 
 MAX_FLAT = 2**22  # the largest number of parameters whose gradient is flattened
@@ -240,16 +240,6 @@ class PhaseLoop:
                     f"learner: gradient_metrics must return scalars, but {name!r} has shape {jnp.shape(value)}"
                 )
         return own, Metrics.of(measured)
-
-
-def check_plan(sampler: Sampler, items: Any) -> None:
-    """Raise unless the plan of an epoch has one row per minibatch."""
-    sizes = {jnp.shape(x)[:1] for x in jax.tree.leaves(items)}
-    if sizes != {(sampler.num_minibatches,)}:
-        raise UserValueError(
-            f"{sampler.name}: plan must return arrays with leading axis [num_minibatches] = "
-            f"[{sampler.num_minibatches}], but their leading axes are {sorted(sizes)}"
-        )
 
 
 def check_written_back(rollout: Batch, recorded: Batch) -> None:

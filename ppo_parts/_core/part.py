@@ -38,7 +38,7 @@ class Context:
         evaluate: the policy. In a learner, it returns an `Output`, even if the policy returns a tuple.
         epoch, minibatch: int32 scalars, the position within the phase. Before the sampler they are 0, or with a
             `refresh` the position of the epoch or minibatch before which the part runs. In a loop of your own, a
-            sampler draws the minibatch at this position; all calls of a phase must have the same key.
+            sampler draws the minibatch at this position; give it the same key for a whole update.
         num_minibatches: number of minibatches per epoch.
     """
 

@@ -210,7 +210,9 @@ def sampler_of_shards(
         if (known := known_values(index)) is not None and known not in range(num_minibatches):
             raise UserValueError(f"must be in [0, {num_minibatches}), got {index}", where=name, argument="minibatch")
         draw_key = jax.random.fold_in(jax.random.fold_in(plan_key, 2**31), index)  # `part_key` explains this number
-        item = jax.tree.map(lambda x: jnp.asarray(x)[index], plan(plan_key, batch, context.epoch))
+        items = plan(plan_key, batch, context.epoch)
+        check_plan(made, items)
+        item = jax.tree.map(lambda x: jnp.asarray(x)[index], items)
         indices, weight = draw(item, batch, context.replace(key=draw_key))
         minibatch = made.take(batch, indices, weight)
         outside = (index < 0) | (index >= num_minibatches)
@@ -223,6 +225,16 @@ def sampler_of_shards(
         axis=axis, refresh=refresh, plan=plan, draw=draw,
     )  # fmt: skip
     return made
+
+
+def check_plan(sampler: Sampler, items: Any) -> None:
+    """Raise unless the plan of an epoch has one row per minibatch."""
+    sizes = {jnp.shape(x)[:1] for x in jax.tree.leaves(items)}
+    if sizes != {(sampler.num_minibatches,)}:
+        raise UserValueError(
+            f"{sampler.name}: plan must return arrays with leading axis [num_minibatches] = "
+            f"[{sampler.num_minibatches}], but their leading axes are {sorted(sizes)}"
+        )
 
 
 def _mask_windows(taken: dict[str, Any], windows: Windows) -> dict[str, Any]:

@@ -296,7 +296,7 @@ def check_loss(
     signature, ours = inspect.signature(loss), declaration(loss, "along_time") is not None
     if ours and (takes := [*signature.parameters][:2])[1:] != [inputs[1]]:
         says = f"takes {' and '.join(takes)}, not {' and '.join(inputs)}"
-        kinds = "policy_loss is for policy losses, critics.critic_loss for value losses"
+        kinds = "policy_loss takes those of log_ratio and advantage, critics.critic_loss those of prediction and target"
         raise UserTypeError(f"{where}: {getattr(loss, '__name__', loss)} {says}: {kinds}")
     try:
         signature.bind(None, None, mask=None, **hyperparameters)

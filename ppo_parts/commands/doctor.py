@@ -130,7 +130,8 @@ def describe(findings: Sequence[Finding], metrics: Mapping[str, Any]) -> str:
     none = "nothing that was measured points to a fault; envs.check_laws checks environments"
     if not any(name.startswith("probe/") for name in metrics):
         none = "nothing in the metrics points to a fault; no checkpoint was measured"
-    return f"{'the return did not rise, but ' * bool(Evidence(metrics).rise() <= RISEN)}no findings: {none}\n"
+    idle = bool(Evidence(metrics).rise() <= RISEN)
+    return f"no findings{', although the return did not rise' * idle}: {none}\n"
 
 
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>

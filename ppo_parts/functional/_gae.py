@@ -85,7 +85,7 @@ def gae(
         value: `[T, ...]`, V(obs[t]), floating; the result has its dtype. Narrow floats are accumulated in float32.
         next_value: `[T, ...]`, V of the observation that followed step t.
         terminated: `[T, ...]`, 1 (or True) where the transition from step t ended the episode. Numbers between 0 and 1
-            are probabilities, so do not pass a discount, but `discount == 0`.
+            are probabilities, so pass `discount == 0`, not a discount.
         truncated: `[T, ...]`, 1 (or True) where a time limit cut the episode at step t, else 0; None means nowhere.
         gamma: discount per step, in [0, 1]. It is a number, or an array with the shape of the inputs or of their axes
             after T; axes of size 1 are broadcast, so `[T, 1]` is one discount per step.

@@ -17,7 +17,6 @@ from jax import experimental
 from .._base.trees import are_alike, is_key, to_data
 from .._core.batch import Array, Batch, Current, field_at, field_axes, with_field_at
 from .._core.gradient import reduce_loss
-from .._core.loop import check_plan
 from .._core.part import Context, Divider, Part
 from .._core.sampling import Sampler
 from .._core.wiring import reads_field
@@ -256,17 +255,14 @@ def advantages_stop_at_ends(subject: Subject) -> str | None:
 
 
 def minibatches_are_of_the_rollout(subject: Subject) -> str | None:
-    """The plan of a sampler has one row per minibatch, whose indices are elements of the rollout."""
-    sampler: Any = subject.part
-    if not isinstance(sampler, Sampler):
+    """The indices of a sampler's minibatches are elements of the rollout."""
+    if not isinstance(subject.part, Sampler):
         return None
-    batch, _, context = subject.inputs()
-    batch = batch.replace(log_prob=jnp.zeros_like(batch.log_prob))  # `take` gives NaN where an index is out of range
-    items = sampler.plan(context.key, batch, 0)
-    check_plan(sampler, items)
-    for number in range(sampler.num_minibatches):
-        drawn = sampler.draw(jax.tree.map(lambda x, number=number: x[number], items), batch, context)
-        if np.any(np.isnan(sampler.take(batch, *drawn).log_prob)):
+    batch, state, context = subject.inputs()
+    batch = batch.replace(log_prob=jnp.zeros_like(batch.log_prob))  # NaN where an index is out of range
+    for number in range(subject.part.num_minibatches):
+        minibatch, _ = subject.apply(batch, state, context.replace(minibatch=number))
+        if np.any(np.isnan(minibatch.log_prob)):
             return f"minibatch {number} has an index outside of a rollout of shape {batch.log_prob.shape}"
     return None
 

@@ -64,7 +64,7 @@ class Checkpoints:
                 shutil.rmtree(partial, ignore_errors=True)
         steps = self.steps()
         if later := [x for x in steps if x > step]:
-            says = f"{self.directory} has later checkpoints than {step}, {later}, which restore would load"
+            says = f"{self.directory} has checkpoints later than {step}, {later}, which restore would prefer"
             warnings.warn(f"{says}: save to another folder", RuntimeWarning, stacklevel=2)
         for old in [] if self._keep is None else steps[: len(steps) - len(later)][: -self._keep]:
             if old != best:  # rename first, so that a kill leaves no broken checkpoint

@@ -67,10 +67,10 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `actions_ignored`: 1 if it also receives the same rewards, not all 0; not on the host.
         * `action_effect`: the largest change of an observation or a reward in 8 steps if one component of random
           continuous actions changes; minimum over components.
-        * `observation_late`: 1 if the observation after a step never depends on its action, but later ones do; not on
-          the host.
-        * `reward_elsewhere`: the share of agents whose actions change the rewards of others in 8 steps, but not their
-          own; not on the host.
+        * `observation_late`: 1 if the observation after a step never depends on its action, but later ones of the
+          episode do; not on the host, and not if the policy plays both sides.
+        * `reward_elsewhere`: the share of agents whose actions change the rewards of others in 8 steps 100 times as
+          much as their own; not on the host.
         * `score`: the mean gradient of the log-probability of continuous actions, in standard errors, along a random
           direction of each parameter array; 0 for the density from which they were drawn; maximum over arrays.
         * `reward_balance`: the sum of rewards, divided by the sum of their absolute values.
@@ -85,8 +85,8 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         * `update_direction`: the correlation of advantages with probability ratios after the first update of a new run.
         * `dead_units`: the share of hidden units that no gradient reaches.
         * `unused_parameters`: the share of parameter arrays on which no output depends, and which no update changes.
-        * `value_spread`: the standard deviation of a new policy's values, divided by that of its inputs (the norm of
-          those of all features) if this is less than 1; NaN if values are equal.
+        * `value_spread`: the standard deviation of a new policy's values, divided by the norm of the standard
+          deviations of its inputs if that is less than 1; NaN if all values are equal.
         * `value_dominance`: the norm of the value loss's gradient, divided by the policy's, on shared parameters.
     """
     settings = {"gamma": 0.99, "gae_lambda": 0.95, "vf_coef": 0.5} | read_fields(config, "probe")
@@ -201,33 +201,38 @@ def _change_actions(train: Train, state: TrainState) -> Array | float:
 
 
 def _change_some_actions(train: Train, state: TrainState) -> dict[str, Any]:
-    """Change the actions of a single step, to see which observations depend on them, and those of each agent."""
+    """Change all actions of one step, or all of one agent, to see which observations and rewards depend on them."""
     env, agents = train.env, train.env.num_agents or 1
     if train.on_host:
         return {"observation_late": jnp.nan, "reward_elsewhere": jnp.nan}
     act, keys = random_action(env), jax.random.split(state.key, 8)
-    changes = jnp.zeros((2 + agents, len(keys), agents), bool)  # none, all of the first step, all of each agent
-    changes = changes.at[1, 0].set(True).at[2:].set(jnp.eye(agents, dtype=bool)[:, None])
 
-    def play(changed: Array) -> Any:
+    def play(changed: Array) -> tuple[Any, Array, Array]:
+        """Return the observations, the rewards and the ends of steps with other actions where `changed`, `[8, A]`."""
+
         def step(carry: Any, given: tuple[Array, Array]) -> tuple[Any, Any]:
             (states, obs), (key, own) = carry, given
             own = own if env.num_agents else own[0]
             actions = act(key, obs), act(jax.random.fold_in(key, 0), obs)
             chosen = jax.tree.map(lambda x, y: jnp.where(unsqueeze(own, x.ndim - 1), y, x), *actions)
             states, out = env.step(key, states, chosen)
-            return (states, out.obs), (out.final_obs, out.reward)
+            return (states, out.obs), (out.final_obs, out.reward, (out.terminated == 1) | (out.truncated == 1))
 
         return jax.lax.scan(step, tuple(state.rollout[:2]), (keys, changed))[1]
 
-    obs, reward = jax.lax.map(play, changes)
-    differs = [jnp.any((x[1] != x[0]).reshape(len(keys), -1), axis=1) for x in jax.tree.leaves(obs)]
-    differ = jnp.any(jnp.stack(differs), axis=0)
-    found = {"observation_late": ~differ[0] & jnp.any(differ), "reward_elsewhere": jnp.nan}
-    if agents > 1:
-        depends = jnp.any(reward[2:] != reward[:1], axis=(1, 2))  # [whose actions, whose rewards]
-        found["reward_elsewhere"] = jnp.mean(~jnp.diagonal(depends) & jnp.any(depends, axis=1))
-    return found
+    none = jnp.zeros((len(keys), agents), bool)
+    obs, reward, ended = jax.lax.map(play, jnp.stack([none, none.at[0].set(True)]))
+    ended = ended.reshape(*ended.shape[:3], -1).any(axis=(0, 3))  # of an environment, in one of the plays
+    episode = jnp.cumsum(ended, axis=0) - ended == 0  # the first
+    differs = [(x[1] != x[0]).reshape(*episode.shape, -1).any(axis=-1) & episode for x in jax.tree.leaves(obs)]
+    differ = jnp.stack(differs).any(axis=(0, 2))
+    late = jnp.where(env.zero_sum, jnp.nan, ~differ[0] & jnp.any(differ))  # a game may hide the other side's actions
+    if agents == 1:
+        return {"observation_late": late, "reward_elsewhere": jnp.nan}
+    of_each = jax.lax.map(lambda agent: play(none.at[:, agent].set(True))[1], jnp.arange(agents))
+    change = jnp.max(jnp.abs(of_each - reward[:1]), axis=(1, 2))  # [whose actions, whose rewards]
+    elsewhere = jnp.diagonal(change) < 0.01 * jnp.max(change, axis=1)  # normalized rewards all change a little
+    return {"observation_late": late, "reward_elsewhere": jnp.mean(elsewhere)}
 
 
 def _measure_score(train: Train, params: Any, batch: Batch) -> Array | float:
@@ -271,8 +276,8 @@ def _run_first_update(train: Train, key: Array, settings: Mapping[str, Any]) -> 
     direction = jnp.corrcoef(jnp.ravel(advantage), jnp.ravel(jnp.exp(new - old)))[0, 1]  # NaN without a change
     inputs = [jnp.ravel(jnp.std(x.astype(float), axis=(0, 1))) for x in jax.tree.leaves(batch.obs)]
     spread = jnp.std(batch.value) / jnp.minimum(jnp.linalg.norm(jnp.concatenate(inputs)), 1)
-    spread = jnp.where(spread > 0, spread, jnp.nan)
-    return jnp.where(train.env.zero_sum, jnp.nan, direction), kept, spread  # there, rewards belong to one side
+    spread = jnp.where(jnp.ptp(batch.value) > 0, spread, jnp.nan)
+    return jnp.where(train.env.zero_sum, jnp.nan, direction), kept, spread  # in such a game, rewards belong to one side
 
 
 def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -> dict[str, Any]:

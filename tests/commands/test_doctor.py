@@ -19,6 +19,7 @@ from tensorboardX import SummaryWriter
 import ppo_parts as pp
 from ppo_parts import envs, training
 from ppo_parts.commands import doctor
+from ppo_parts.envs._laws import random_action
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import _probe
 from ppo_parts.training._diagnose import RULES
@@ -94,7 +95,7 @@ PLANTED = {  # by rule: metrics, and settings
     "agents_alike": ({"probe/agents_alike": 1.0}, {}),
     "actions_narrow": (FLAT | {"probe/action_spread": 0.01, "entropy": np.full(UPDATES, 0.6)}, {}),
     "parameters_unused": ({"probe/unused_parameters": 0.1}, {}),
-    "inputs_shrunk": ({"probe/value_spread": 1e-4, "probe/dead_units": 0.7}, {}),
+    "inputs_shrunk": (FLAT | {"probe/value_spread": 1e-4, "probe/dead_units": 0.7}, {}),
     "dead_units": ({"probe/dead_units": 0.7}, {}),
     "actions_saturated": ({"probe/action_at_bound": 0.99, **FLAT}, {}),
     "gamma_short": ({}, {"gamma": 0.5}),
@@ -213,6 +214,9 @@ def test_a_cause_takes_the_place_of_its_consequences():
     slow = {**FLAT, "approx_kl": np.full(UPDATES, 5e-5)}
     for rate, found in ((1e-5, ["learning_rate_small"]), (2.5e-4, [])):
         assert find(slow, learning_rate=rate) == found
+    rising = {"probe/value_spread": 1e-4, "probe/observation_late": 1.0, "entropy": np.full(UPDATES, np.nan)}
+    assert find(rising | still) == []
+    assert find(rising | PLANTED["dead_units"][0]) == ["inputs_shrunk"]
     last = np.where(np.arange(UPDATES) < UPDATES // 2, HEALTHY["episode_length"], 200.0)
     assert find({"episode_length": last}) == ["time_limit_as_end"]
 
@@ -313,6 +317,35 @@ def test_a_probe_sees_late_observations_and_rewards_of_other_agents(wrong):
         types.SimpleNamespace(env=env, on_host=False), types.SimpleNamespace(key=key, rollout=env.reset(key, 4))
     )
     assert (found["observation_late"], found["reward_elsewhere"]) == (wrong, wrong)
+
+
+def test_a_probe_does_not_take_new_episodes_and_other_statistics_for_effects():
+    def answer(key, x, action):  # a wrong answer ends the episode, and no answer changes the question
+        return envs.Step(x, x[None], reward=1.0 * action, terminated=action == 0)
+
+    def swap(key, x, action):
+        return envs.Step(x, x[:, None], reward=1.0 * action[::-1], terminated=jnp.zeros(2, bool))
+
+    def ask(key):
+        x = jax.random.uniform(key)
+        return x, x[None]
+
+    spaces = envs.Box((1,)), envs.Discrete(2)
+    quiz = envs.auto_reset(ask, answer, *spaces)
+    pair = envs.auto_reset(lambda key: (jnp.zeros(2), jnp.zeros((2, 1))), swap, *spaces, time_limit=99, num_agents=2)
+    found = {}
+    for name, env in {"quiz": quiz, "pair": envs.normalize_reward(pair, gamma=0.9)}.items():
+
+        def step(carry, key, env=env):
+            state, out = env.step(key, carry[0], random_action(env)(key, carry[1]))
+            return (state, out.obs), None
+
+        key = jax.random.key(0)
+        rollout = jax.lax.scan(step, env.reset(key, 16), jax.random.split(key, 64))[0]
+        train, state = types.SimpleNamespace(env=env, on_host=False), types.SimpleNamespace(key=key, rollout=rollout)
+        found[name] = _probe._change_some_actions(train, state)
+    assert not found["quiz"]["observation_late"]
+    assert found["pair"]["reward_elsewhere"] == 1
 
 
 def test_a_probe_sees_that_answers_change_nothing_and_whether_values_foresee_the_end():
@@ -507,6 +540,6 @@ def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys, monkeypatch):
     (tmp_path / "progress.csv").write_text(f"rollout/ep_rew_mean,train/approx_kl\n{rows}")
     assert status(tmp_path) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("the return did not rise, but no findings: nothing in the metrics points to a fault; no ch")
+    assert last.startswith("no findings, although the return did not rise: nothing in the metrics points to a fault; ")
     monkeypatch.setattr(doctor, "read_run", unittest.mock.Mock(side_effect=KeyboardInterrupt()))
     assert status(tmp_path) == 128 + signal.SIGINT

@@ -41,6 +41,7 @@ RECURRENT = {"evaluate": pp.Policy(lambda key: {}, lambda params, batch: batch.r
 COUNTS = pp.Part(lambda *_: 0.0, lambda b, s, c: (b, s), "counts", finish=lambda b, s, c: s + b.advantage * 2)
 AUGMENT = pp.stateless(lambda b: b.replace(obs=-b.obs), requires=("obs",), provides=("obs",), reads=())
 DRAWS = pp.Part(lambda params, key: jax.random.normal(key), lambda b, s, c: (b, s), "draws", reads=())
+FAILS = pp.Part(lambda params, key: evaluate(params, foo=1), lambda b, s, c: (b, s), "fails", reads=())
 given, learner = BATCH.replace, functools.partial(pp.learner, evaluate, optimizer=SGD)
 
 
@@ -125,6 +126,8 @@ OF_THE_ROLLOUT = pp.stateless(
 )
 VALUE_ERRORS = {
     "Context: there is no policy to evaluate: give one": lambda: FULL.update(BATCH, (), CONTEXT),
+    "mine: plan must return arrays with leading axis [num_minibatches] = [3], but their leading axes are [(2,)]":
+        lambda: own_sampler("step", lambda item: (item, None), num_minibatches=3).update(BATCH, (), CONTEXT),
     "shuffled_minibatches: minibatch must be in [0, 2), got 2":
         lambda: SHUFFLED.update(BATCH, (), CONTEXT.replace(minibatch=2)),
     # the order of a chain
@@ -148,7 +151,7 @@ VALUE_ERRORS = {
     "advantage_normalize writes advantage, and no part after it reads it, because a later part overwrites it":
         (GAE, NORMALIZE, SEGMENT, GAE, SURROGATE),
     "no loss after the sampler depends on the parameters": (FULL, OF_THE_ROLLOUT),
-    "so nothing is learned: evaluate must use params, and losses what it computes":
+    "so nothing is learned: evaluate must use params, and a loss what evaluate computes":
         (FULL, OF_THE_ROLLOUT, {"evaluate": pp.microbatched(evaluate, 6)}),
     "mine: declares elementwise, but its loss 'own' has shape (2,), not one number per element: leave elementwise out":
         (GAE, SEGMENT, mine(lambda b: b.add_loss("own", b.current.value[0], per="segment"), elementwise=True)),
@@ -508,6 +511,7 @@ REFUSED_BY_PYTHON = {
         (pp.stateless(lambda b: b.add_extras(ref=b.log_prob), provides=("extras.ref",)), GAE,
          pp.full_batch(refresh="epoch"), SURROGATE,
          pp.kl_penalty(coef=0.1, target_kl=0.01, direction="current_to_reference", reference="ref")),
+    "got an unexpected keyword argument 'foo'": lambda: learner(pp.chain(FAILS, GAE, CRITIC)).init(make_params()),
     "raised by finish of the part 'counts'": (COUNTS, GAE, FULL, SURROGATE),
     "no attribute 'nothing'": (FULL, BONUS, {"evaluate": policy_with(entropy=lambda d: d.nothing)}),
     "add the part that records it; a minibatch has clip_fraction, policy_loss":

@@ -263,7 +263,6 @@ FAULTY = {
         (estimate(lambda b: pp.functional.gae(b.reward, b.value, b.next_value, b.terminated, gamma=0.9,
                                               gae_lambda=0.9, mask=b.mask).advantage), "on the steps after a")],
     "minibatches_are_of_the_rollout": [
-        (draws(np.arange(24).reshape(3, 8)), "leading axis [num_minibatches] = [2], but their leading axes are [(3,)]"),
         (draws(np.arange(4, 28).reshape(2, 12)), "minibatch 1 has an index outside of a rollout of shape (6, 4)")],
     "masked_elements_are_neutral": [
         (reward(lambda b: b.reward + 0 * jnp.roll(b.terminated, 1, 0)),

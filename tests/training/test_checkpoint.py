@@ -50,7 +50,7 @@ def test_checkpoint_holds_any_tree_of_arrays(tmp_path, monkeypatch):
         checkpoints.save(30, {"a.b": jnp.ones(2), "a": {"b": jnp.zeros(2)}})
     with pytest.raises(ValueError, match=r"its entry 'note' is array\('x', .*: leave it out"):
         checkpoints.save(30, {"note": "x"})
-    with pytest.warns(RuntimeWarning, match=r"later checkpoints than 11, \[20\], which restore would load: save to an"):
+    with pytest.warns(RuntimeWarning, match=r"checkpoints later than 11, \[20\], which restore would prefer: save to"):
         checkpoints.save(11, state)
     assert checkpoints.steps() == [10, 11, 20]
 
