@@ -176,8 +176,10 @@ def read_preset_runs() -> list[Record]:
 
 def tabulate_mujoco(link: Link) -> Rows:
     """The recipes beside published results."""
-    variants = {"Ant-v5": "no_contact_forces", "Humanoid-v5": "no_contact_forces", "Swimmer-v5": "long_horizon"}
-    variants["InvertedDoublePendulum-v5"] = "tianshou"
+    variants = {
+        "Ant-v5": "no_contact_forces", "Humanoid-v5": "no_contact_forces", "Swimmer-v5": "long_horizon",
+        "InvertedDoublePendulum-v5": "tianshou",
+    }  # fmt: skip
     found = {
         (run["task"], run["variant"], round(run["env_steps"] / 1e6)): show_interval(run["best_evaluation"])
         for run in read_whole_runs()

@@ -33,7 +33,7 @@ FAULTS: dict[str, dict[str, float]] = {
     "log_prob_wrong": {"bent": 1}, "softmax_twice": {"twice": 1}, "actions_narrow": {"narrow": 1},
     "update_reversed": {"advantage": -1},
 }  # fmt: skip
-"""By the rule that should find it (what is in brackets tells variants apart); a learning rate is a factor."""
+"""By the rule that should find it (the text in brackets distinguishes variants); a learning rate is a factor."""
 NORMAL: dict[str, float] = {name: 0 for fault in FAULTS.values() for name in fault if name not in TRACED}
 NORMAL |= {"reward": 1.0, "obs": 1.0, "advantage": 1.0, "standardize": 1, "unit": 1, "target_kl": 1e9}
 """Numbers that plant faults, at values where they do nothing. Others are fields of the configuration."""

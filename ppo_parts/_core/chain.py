@@ -168,10 +168,11 @@ def _check_result(part: Part, given: Batch, result: Any) -> tuple[Batch, Any]:
         if lost and field not in part.requires and not isinstance(part, Divider):
             says = f"{part.name}: update removed {', '.join(sorted(lost))} from the {field} of earlier parts"
             raise UserValueError(f"{says}: add its own with batch.{add}(...), or declare requires=({field!r},)")
-    for name in batch.losses.keys() - given.losses.keys() if part.elementwise and batch.log_prob is not None else ():
-        if (shape := batch.losses[name].shape) != batch.log_prob.shape:
-            says = f"declares elementwise, but its loss {name!r} has shape {shape}, not one number per element"
-            raise UserValueError(f"{part.name}: {says}: leave elementwise out")
+    if part.elementwise and batch.log_prob is not None:
+        for name in sorted(batch.losses.keys() - given.losses.keys()):
+            if (shape := batch.losses[name].shape) != batch.log_prob.shape:
+                says = f"declares elementwise, but its loss {name!r} has shape {shape}, not one number per element"
+                raise UserValueError(f"{part.name}: {says}: leave elementwise out")
     return batch, state
 
 

@@ -99,8 +99,8 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         raise UserValueError("must have one value per step, not several streams", where="probe", argument="train")
     advantage, target = _estimate_advantages(batch, settings)
     direction, kept, spread = _run_first_update(train, state.key, settings)
-    found |= _compare_policies(train, state) | {"action_effect": _change_actions(train, state)}
-    found |= _change_some_actions(train, state) | {"value_spread": spread}
+    found |= _compare_policies(train, state) | {"action_effect": _change_components(train, state)}
+    found |= _change_steps_and_agents(train, state) | {"value_spread": spread}
     found |= _compare_repeated(train, params, batch, output)
     found |= {
         "score": _measure_score(train, params, batch),
@@ -172,7 +172,7 @@ def _compare_policies(train: Train, state: TrainState) -> dict[str, Any]:
     return {"no_effect": are_equal(batch.obs), "actions_ignored": ignored}
 
 
-def _change_actions(train: Train, state: TrainState) -> Array | float:
+def _change_components(train: Train, state: TrainState) -> Array | float:
     """Return the smallest effect of one action component on what follows."""
     env, space = train.env, train.env.action_space
     if not hasattr(space, "low"):
@@ -200,7 +200,7 @@ def _change_actions(train: Train, state: TrainState) -> Array | float:
     return jnp.min(jax.lax.map(compare, jnp.arange(size)))
 
 
-def _change_some_actions(train: Train, state: TrainState) -> dict[str, Any]:
+def _change_steps_and_agents(train: Train, state: TrainState) -> dict[str, Any]:
     """Change all actions of one step, or all of one agent, to see which observations and rewards depend on them."""
     env, agents = train.env, train.env.num_agents or 1
     if train.on_host:

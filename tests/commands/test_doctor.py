@@ -313,7 +313,7 @@ def test_a_probe_sees_late_observations_and_rewards_of_other_agents(wrong):
     spaces = envs.Box((1,)), envs.Discrete(2)
     env = envs.auto_reset(lambda key: (jnp.zeros(2), jnp.zeros((2, 1))), step, *spaces, time_limit=50, num_agents=2)
     key = jax.random.key(0)
-    found = _probe._change_some_actions(
+    found = _probe._change_steps_and_agents(
         types.SimpleNamespace(env=env, on_host=False), types.SimpleNamespace(key=key, rollout=env.reset(key, 4))
     )
     assert (found["observation_late"], found["reward_elsewhere"]) == (wrong, wrong)
@@ -343,7 +343,7 @@ def test_a_probe_does_not_take_new_episodes_and_other_statistics_for_effects():
         key = jax.random.key(0)
         rollout = jax.lax.scan(step, env.reset(key, 16), jax.random.split(key, 64))[0]
         train, state = types.SimpleNamespace(env=env, on_host=False), types.SimpleNamespace(key=key, rollout=rollout)
-        found[name] = _probe._change_some_actions(train, state)
+        found[name] = _probe._change_steps_and_agents(train, state)
     assert not found["quiz"]["observation_late"]
     assert found["pair"]["reward_elsewhere"] == 1
 
@@ -398,7 +398,7 @@ def test_a_probe_finds_unused_components_of_the_action_on_the_host(weights):
     config = dataclasses.replace(cleanrl_ppo.PRESETS["continuous"], num_envs=2, num_steps=64, total_timesteps=128)
     train = cleanrl_ppo.make_train(config, env)
     state = jax.jit(train.init)(jax.random.key(0))
-    assert (jax.jit(lambda state: _probe._change_actions(train, state))(state) > 0) == all(weights)
+    assert (jax.jit(lambda state: _probe._change_components(train, state))(state) > 0) == all(weights)
 
 
 def test_a_probe_finds_actions_that_were_not_available():
