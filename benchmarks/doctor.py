@@ -2,7 +2,7 @@
 
     python -m benchmarks doctor --runs build/doctor --json benchmarks/results/doctor.jsonl#cpu
 
-The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 7100.
+The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 8100.
 All faults that are numbers are planted in one program for each task, with an axis for faults and seeds. A fault is
 harmful if the run ends below every healthy run of its program, and a run without a fault is healthy unless it idles.
 `--runs` keeps the metrics, so that rules can be judged again without training.
@@ -130,6 +130,7 @@ BOXED_PRESETS = (
     *((library_ppo, library) for library in ("stable_baselines3", "rsl_rl", "rl_games", "skrl", "tianshou", "brax")),
 )  # fmt: skip
 SPREAD, MINATAR, POPGYM = ((ippo, "spread"),), ((pufferlib_ppo, "minatar"),), ((pufferlib_ppo, "popgym"),)
+CRAFTAX = "craftax:Craftax-Classic-Symbolic-v1"
 QUICK_DISCRETE, QUICK_BOXED = (dataclasses.replace(x, num_envs=16, num_steps=64) for x in (DISCRETE, BOXED))
 
 
@@ -167,9 +168,13 @@ TRAINING: Programs = {
     "LunarLander-v3 shared": lambda: run_faults("gym:LunarLander-v3", QUICK_DISCRETE, 6100, 2, 12, 98_304, shared=True),
     "Pusher-v5": lambda: run_faults("gym:Pusher-v5", QUICK_BOXED, 6100, 2, 12, 65_536),
     "Walker2d-v5 shared": lambda: run_faults("gym:Walker2d-v5", QUICK_BOXED, 6100, 2, 12, 49_152, shared=True),
+    "Empty-8x8": lambda: run_faults("xminigrid:MiniGrid-Empty-8x8", DISCRETE, 7100, 2, 12, 65_536),
+    "Reacher-v5 shared": lambda: run_faults("gym:Reacher-v5", QUICK_BOXED, 7100, 2, 12, 65_536, shared=True),
+    "Ant-v5": lambda: run_faults("gym:Ant-v5", QUICK_BOXED, 7100, 2, 12, 49_152),
 } | {f"{task} memory": functools.partial(run_with_memory, task, first_seed) for task, first_seed in {
     "CartPole-v1": 500, "Catch-bsuite": 1300, "DiscountingChain-bsuite": 2100, "UmbrellaChain-bsuite": 3100,
     "MemoryChain-bsuite": 4100, "GaussianBandit-misc": 5100, "BernoulliBandit-misc": 6100,
+    "xminigrid:MiniGrid-Empty-6x6": 7100,
 }.items()} | make_programs(
     2100,
     (DISCRETE_PRESETS, "CartPole-v1", 65_536), (DISCRETE_PRESETS, "Acrobot-v1", 204_800),
@@ -193,18 +198,25 @@ TRAINING: Programs = {
     6100,
     (DISCRETE_PRESETS, "gym:LunarLander-v3", 102_400), (BOXED_PRESETS, "gym:Pusher-v5", 51_200),
     (SPREAD, "jaxmarl:MPE_simple_reference_v3", 204_800), (POPGYM, "popgym:CountRecallMedium", 204_800),
-)  # fmt: skip
-HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
-    "Empty-8x8": lambda: run_faults("xminigrid:MiniGrid-Empty-8x8", DISCRETE, 7100, 2, 12, 65_536),
-    "Reacher-v5 shared": lambda: run_faults("gym:Reacher-v5", QUICK_BOXED, 7100, 2, 12, 65_536, shared=True),
-    "Ant-v5": lambda: run_faults("gym:Ant-v5", QUICK_BOXED, 7100, 2, 12, 49_152),
-    "Empty-6x6 memory": lambda: run_with_memory("xminigrid:MiniGrid-Empty-6x6", 7100),
-} | make_programs(
+) | make_programs(
     7100,
     (DISCRETE_PRESETS, "xminigrid:MiniGrid-Empty-8x8", 65_536), (DISCRETE_PRESETS, "pgx:tic_tac_toe", 102_400),
     (DISCRETE_PRESETS, "gym:Taxi-v4", 204_800), (DISCRETE_PRESETS, "gym:Blackjack-v1", 102_400),
     (BOXED_PRESETS, "gym:Reacher-v5", 102_400),
     (SPREAD, "jaxmarl:MPE_simple_speaker_listener_v4", 204_800), (POPGYM, "popgym:RepeatPreviousEasy", 204_800),
+)  # fmt: skip
+HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
+    "DeepSea-bsuite": lambda: run_faults("DeepSea-bsuite", DISCRETE, 8100, 2, 12, 65_536),
+    "Craftax-Classic shared": lambda: run_faults(CRAFTAX, QUICK_DISCRETE, 8100, 2, 12, 131_072, shared=True),
+    "Humanoid-v5": lambda: run_faults("gym:Humanoid-v5", QUICK_BOXED, 8100, 2, 12, 65_536),
+    "BipedalWalker-v3": lambda: run_faults("gym:BipedalWalker-v3", QUICK_BOXED, 8100, 2, 12, 65_536, shared=True),
+    "Craftax-Classic memory": lambda: run_with_memory(CRAFTAX, 8100),
+} | make_programs(
+    8100,
+    (DISCRETE_PRESETS, "pgx:2048", 102_400), (DISCRETE_PRESETS, CRAFTAX, 102_400),
+    (DISCRETE_PRESETS, "DeepSea-bsuite", 65_536), (BOXED_PRESETS, "gym:BipedalWalker-v3", 65_536),
+    (SPREAD, "jaxmarl:MPE_simple_v3", 204_800), (POPGYM, "popgym:AutoencodeMedium", 204_800),
+    (POPGYM, "popgym:RepeatFirstMedium", 204_800),
 )  # fmt: skip
 
 
