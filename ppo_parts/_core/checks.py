@@ -200,4 +200,6 @@ def nonfinite_report(metrics: Mapping[str, Any]) -> str | None:
             # The loss that fails first makes the other losses of later minibatches fail, too.
             found.append((rank, -total * called.startswith("loss "), f"{phase}{called} ({many})"))
     listed = ", then in ".join(text for *_, text in sorted(set(found)))
+    if found and min(found)[0] == order.index("loss/"):
+        listed += "; rewards, log-probabilities and values were finite: look for actions and observations out of range"
     return f"non-finite numbers arose first in {listed}" if found else None

@@ -374,7 +374,8 @@ def test_the_report_names_phases_parts_of_ones_own_and_thresholds():
     says = "value (2 elements), then in actor/gradient (2 minibatches), then in mine (1 minibatch)"
     assert pp.nonfinite_report(counts) == f"non-finite numbers arose first in {says}"
     losses = {"nonfinite/loss/clipped_surrogate": 7, "nonfinite/loss/value_loss": 8}  # the first made the other NaN
-    assert "first in loss value_loss (8 minibatches), then in loss clipped" in pp.nonfinite_report(losses)
+    assert "first in loss value_loss (8 minibatches), then in loss clipped" in (says := pp.nonfinite_report(losses))
+    assert says.endswith("finite: look for actions and observations out of range")
     eps = lambda step: 1e-8 - step  # noqa: E731
     twice, stop = pp.advantage_normalize(eps=eps), pp.kl_early_stop(lambda step: 0.1 - step)
     pipeline = pp.chain(GAE, twice, pp.full_batch(), twice, twice, SURROGATE, stop)

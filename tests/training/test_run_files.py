@@ -186,12 +186,12 @@ def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path
     for where, message in (
         ({"name": "b"}, "run: name names only new runs, got 'b', and resume continues a/run in place"),
         (
-            {"directory": Path("b")},
+            {"directory": "b"},
             "run: directory holds only new runs, got b, and resume continues a/run: leave it out",
         ),
     ):
         with pytest.raises(ValueError, match=message):
-            run(train, tiny(UPDATES), RunOptions(resume=Path("a/run"), **where))
+            run(train, tiny(UPDATES), RunOptions(resume="a/run", **where))
     unseeded = dataclasses.make_dataclass("Unseeded", ["env_id"])("x")
     for name, given, functions in (
         ("config", ({"seed": 1},), {}),
