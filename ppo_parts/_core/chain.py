@@ -15,7 +15,7 @@ from .._base.hyperparameters import find_nan, spread_nan
 from .._base.trees import are_alike, shapes_of
 from ..errors import UserTypeError, UserValueError
 from .batch import Batch, Params, field_at, kind, with_field_at
-from .part import Context, Divider, Part, read_numbers
+from .part import AMEND_KEY, PART_KEY, WRAPPED_KEY, Context, Divider, Part, read_numbers
 from .wiring import check_batch, check_order, explain_missing, find_sampler, list_reads
 
 
@@ -103,10 +103,9 @@ def check_wrapped(where: str, part: Any, expected: str) -> None:
 def part_key(key: Any, index: int) -> Any:
     """Return the key of part `index` of a chain, or None if there is no key.
 
-    The first part has the key of the chain, so that `chain(p)` and `p` draw the same numbers. The others fold in large
-    numbers, so that if a part folds a small number into its own key, the result is not another part's key.
+    The first part has the key of the chain, so that `chain(p)` and `p` draw the same numbers.
     """
-    return key if index == 0 or key is None else jax.random.fold_in(key, 2**31 + index)
+    return key if index == 0 or key is None else jax.random.fold_in(key, PART_KEY + index)
 
 
 def inner_key(part: Part, key: Any) -> Any:
@@ -114,7 +113,7 @@ def inner_key(part: Part, key: Any) -> Any:
 
     The parts of a wrapped chain must not get the same keys as the parts of the outer chain.
     """
-    return jax.random.fold_in(key, 2**30) if isinstance(part, Chain) and key is not None else key
+    return jax.random.fold_in(key, WRAPPED_KEY) if isinstance(part, Chain) and key is not None else key
 
 
 def init_parts(parts: Sequence[Part], params: Params, key: Any = None) -> tuple[Any, ...]:
@@ -208,7 +207,7 @@ def amend(
     """Return the parameters and the optimizer state after each part has amended them."""
     for index, (part, old, new) in enumerate(zip(parts, old_state, new_state, strict=True)):
         if part.amend is not None:
-            key = jax.random.fold_in(part_key(context.key, index), 2**29)  # `part_key` explains why this is large
+            key = jax.random.fold_in(part_key(context.key, index), AMEND_KEY)
             own = context.replace(key=key, params=params)
             result = part.amend(params, opt_state, old, new, own)
             if not isinstance(result, tuple) or len(result) != 2:

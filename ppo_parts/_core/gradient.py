@@ -14,7 +14,7 @@ from ..functional import masked_mean
 from ..functional._common import accumulator_dtype, masked_sum
 from .batch import ABSENT, POLICY_READS, Array, Batch, Current, Evaluate, Output, Params, Policy
 from .chain import check_states, fold
-from .part import Context, Part
+from .part import PIECE_KEY, Context, Part
 from .phase_state import PhaseState
 from .phases import Phase
 from .pieces import Microbatched, cut
@@ -117,7 +117,7 @@ def _in_pieces(
         piece = pieces.batch.replace(**fields)
         output = pieces.evaluate(trained, piece)
         seen = piece.replace(current=evaluate_current(lambda params, batch: output, None, piece), losses={})
-        key = jax.random.fold_in(context.key, 2**28 + index)  # `part_key` explains why this is large
+        key = jax.random.fold_in(context.key, PIECE_KEY + index)
         params = phase.merge_trained(state.params, trained)
         batch, _ = fold(tail, seen, state.after[first:], context.replace(key=key, params=params))
         losses = (loss.astype(accumulator_dtype(loss)) for loss in batch.losses.values())

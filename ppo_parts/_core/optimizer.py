@@ -33,8 +33,8 @@ def wrap_optimizer(where: str, optimizer: Any) -> optax.GradientTransformationEx
         except (TypeError, ValueError, AttributeError) as error:
             raise UserTypeError(
                 f"{where}: the optimizer's update(gradient, state, params, {', '.join(f'{x}=' for x in extra)}) raised "
-                f"{type(error).__name__}: {error}. The state must be that of this optimizer. If it is only for some "
-                "parameters, such as scale_by_muon for matrices, use optax.masked or optax.partition. If it needs "
+                f"{type(error).__name__}: {error}. The state may be that of another optimizer. If this one is only for "
+                "some parameters, such as scale_by_muon for matrices, use optax.masked or optax.partition. If it needs "
                 "other arguments, or parameters of its own type (optax.lookahead), write a loop of your own"
             ) from error
         expected, got = ([jnp.shape(leaf) for leaf in jax.tree.leaves(x)] for x in (updates, result[0]))

@@ -19,6 +19,9 @@ from ..functional._common import unsqueeze
 from .batch import PER_SEGMENT, Array, Batch, Evaluate, Params, field_at, kind
 
 PartState = Any
+PART_KEY, WRAPPED_KEY, AMEND_KEY, PIECE_KEY = 2**31, 2**30, 2**29, 2**28
+"""Numbers to fold into keys. They are large, so that no part that folds small numbers into its own key gets another
+part's key."""
 
 
 def _no_policy(params: Params, batch: Batch) -> Any:

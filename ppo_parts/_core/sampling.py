@@ -16,7 +16,7 @@ from .._base.trees import on_automatic_mesh
 from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional._common import known_values, nan_where, unsqueeze
 from .batch import PER_SEGMENT, PER_STEP, Array, Batch, field_axes, kind
-from .part import Context, Divider, Part, PartState, no_state
+from .part import PART_KEY, Context, Divider, Part, PartState, no_state
 from .policy import evaluate_current
 from .shards import join_shards, map_shards, split
 
@@ -209,7 +209,7 @@ def sampler_of_shards(
         index, plan_key = context.minibatch, jax.random.fold_in(context.key, context.epoch)
         if (known := known_values(index)) is not None and known not in range(num_minibatches):
             raise UserValueError(f"must be in [0, {num_minibatches}), got {index}", where=name, argument="minibatch")
-        draw_key = jax.random.fold_in(jax.random.fold_in(plan_key, 2**31), index)  # `part_key` explains this number
+        draw_key = jax.random.fold_in(jax.random.fold_in(plan_key, PART_KEY), index)
         items = plan(plan_key, batch, context.epoch)
         check_plan(made, items)
         item = jax.tree.map(lambda x: jnp.asarray(x)[index], items)

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from .. import __version__
+from .._core.pieces import count_cores
 from ..errors import UserTypeError, UserValueError
 from ..functional._errors import did_you_mean
 from ._config import RunOptions, check_config
@@ -162,8 +163,8 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
 
 
 def read_versions() -> dict[str, Any]:
-    """Return the package versions and the JAX settings that affect the numbers of a run."""
-    found = {"python": platform.python_version(), "ppo_parts": __version__}
+    """Return what affects the last bits of a run: package versions, JAX settings, and whether there is only one core."""
+    found = {"python": platform.python_version(), "ppo_parts": __version__, "one_core": count_cores() == 1}
     found |= {name: getattr(jax.config, name) for name in JAX_SETTINGS}
     for name in ("jax", "jaxlib", "optax", "flax", "gymnax", "numpy"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
