@@ -18,7 +18,7 @@ Count = Annotated[int, Range(1)]
 
 
 def checked(function: F) -> F:
-    """Make a function check those of its arguments whose annotations `check_as` knows.
+    """Make a function check the arguments whose annotations `check_as` knows.
 
     Python does not check annotations. Without this, `policy_gradient="no"` would count as True, and a name that is a
     number would fail far from its cause.

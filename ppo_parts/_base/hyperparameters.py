@@ -161,7 +161,7 @@ def _is_floating(x: Any) -> bool:
 def find_nan(hyperparameters: Mapping[Any, Any]) -> dict[Any, Array]:
     """Return whether each hyperparameter that is not a Python number is NaN because it is out of range."""
     arrays = {name: x for name, x in hyperparameters.items() if isinstance(x, jax.Array) and _is_floating(x)}
-    return {name: jnp.any(jnp.isnan(x)) for name, x in arrays.items()}  # others were checked on creation of the part
+    return {name: jnp.any(jnp.isnan(x)) for name, x in arrays.items()}  # others were checked when the part was made
 
 
 def spread_nan(tree: Any, *hyperparameters: Any) -> Any:

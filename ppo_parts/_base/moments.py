@@ -34,7 +34,7 @@ class Moments(NamedTuple):
 
         Only rows where `present` is True count; it has shape `[N]`, or `[N, A]` for streams of A agents. Non-finite
         numbers would stay in the moments forever, so `x` is ignored if an element that counts is not finite, or so
-        large that the variance overflows, in float32 from about 1e19.
+        large that the variance overflows, in float32 above about 1e19.
         """
         if x.shape[1:] != self.mean.shape:
             says = f"x must have a row axis before {self.mean.shape}, got shape {x.shape}"

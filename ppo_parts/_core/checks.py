@@ -117,8 +117,8 @@ def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
     """Replace masked numbers by 0 if they would make a network's gradient NaN, as 0 * inf does.
 
     All masked numbers (except pixels) are replaced if networks evaluate each step separately. If minibatches keep time
-    or a policy has several agents, the results at other steps may depend on masked numbers. Then only numbers are
-    replaced that are not finite, whose squares overflow, or that are negative where a segment's other integers are not.
+    or a policy has several agents, the results at other steps may depend on masked numbers. Then a number is replaced
+    only if it is not finite, if its square overflows, or if it is negative where a segment's other integers are not.
     """
     if batch.mask is None:
         return batch

@@ -142,7 +142,7 @@ def microbatched(evaluate: Evaluate, size: Count | Literal["auto"]) -> Evaluate:
 
     Args:
         evaluate: the network, as in `learner`. Its distribution must be a pytree of arrays.
-        size: elements per piece, or down to a quarter of it where pieces must be equal; pieces of a recurrent policy
+        size: elements per piece, or as few as a quarter of it where pieces must be equal; pieces of a recurrent policy
             are whole segments, at least one. With several shards, the size applies to each shard, and the shards are
             evaluated side by side. "auto" means 1024 where this is faster: on a single CPU core, for minibatches of
             2,048 elements or more (16,384 if each piece is evaluated twice), observations of at most 128 numbers, and

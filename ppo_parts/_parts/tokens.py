@@ -89,7 +89,7 @@ def group_advantage(
     ddof: int = 1,
     eps: Numeric = 1e-6,
 ) -> Part:
-    """Write `advantage`, which compares the reward of a sequence with its group and is equal for all its steps.
+    """Write `advantage`, which compares the reward of a sequence with its group and is the same for all its steps.
 
     `functional.group_advantage` has the settings of GRPO, Dr.GRPO, RLOO, OPO and ReMax. Metric: `zero_advantage`, the
     fraction of sequences whose advantage is 0, which contribute nothing.

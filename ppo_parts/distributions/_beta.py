@@ -108,7 +108,7 @@ class Beta(VectorDistribution):
         shape = jnp.shape(value)
         alpha, beta = self._wide(shape)
         low, high = (jnp.broadcast_to(x, shape) for x in (self.low, self.high))
-        # Compute 1 - x from the upper edge, because this is more accurate near that edge than to subtract x.
+        # Compute 1 - x from the upper edge, because this is more accurate near that edge than subtracting x.
         x, rest = (_inside(distance / (high - low)) for distance in (value - low, high - value))
         total = alpha + beta
         peak = 0.5 * (jnp.log(alpha * (beta / total)) - math.log(2 * math.pi))  # Stirling's approximation

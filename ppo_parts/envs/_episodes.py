@@ -157,7 +157,7 @@ def auto_reset(
     def begin(key: Array, ended: Array, old: Any, shared: Any) -> Any:
         number = -(-ended.shape[0] // reset_ratio)
         fresh = new_episodes(key, number, shared)
-        if reset_ratio > 1:  # ended episodes take the new ones in turn, and start over
+        if reset_ratio > 1:  # ended episodes get the new ones in turn, starting over
             rows = (jnp.cumsum(ended) - 1) % number
             fresh = jax.tree.map(lambda x: x[rows], fresh)
         swapped = are_alike(fresh[::-1], old)

@@ -58,14 +58,14 @@ def from_jaxmarl(env: Any, *, timed_out: Callable[[Any], Array] | None = None) -
     then on, so its `Transition.mask` and its rewards are 0. In SMAX, dead units receive the rewards of their team, so
     they end with the episode, as in JaxMARL's baselines.
 
-    JaxMARL does not distinguish time limits from other ends. This wrapper treats an end as a time limit always in the
-    MPE and overcooked environments, if both sides are alive in SMAX, if Brax truncates in MABrax, and never elsewhere.
-    In `switch_riddle`, an agent outside the room has a single available action.
+    JaxMARL does not distinguish time limits from other ends. In MPE and overcooked, this wrapper treats every end as a
+    time limit; in SMAX, only if both sides are alive; in MABrax, only if Brax truncates; elsewhere, never. In
+    `switch_riddle`, an agent outside the room has a single available action.
 
     Args:
         env: the environment.
         timed_out: function of the state in which an episode ended; returns whether a time limit ended it. None means
-            as above.
+            the rules above.
     """
     if timed_out is not None:
         check_takes("from_jaxmarl", "timed_out", timed_out, ("state",))

@@ -113,7 +113,7 @@ def nan_where(wrong: Any, x: Array) -> Array:
     """Replace elements by NaN where `wrong` is true; the NaN is computed from the array.
 
     On CPUs, `jnp.exp(jnp.where(wrong, jnp.nan, x))` returns an arbitrary number if one condition covers several
-    elements, because the compiler evaluates `exp` of a constant with a conversion to an integer, undefined for NaN.
+    elements, because to evaluate `exp` of a constant, the compiler converts to an integer, which is undefined for NaN.
     """
     negative = -1 - jnp.square(jax.lax.stop_gradient(x))
     return jnp.where(wrong, jnp.sqrt(jnp.where(wrong, negative, 1)), x)

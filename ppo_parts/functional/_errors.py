@@ -49,7 +49,7 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
 
 
 def reject_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Make an invalid call so that Python raises its error, and add a remedy: a similar name, or to name arguments."""
+    """Make an invalid call so that Python raises its error, and add a remedy: a similar name, or naming arguments."""
     try:
         return function(*args, **kwargs)
     except TypeError as error:

@@ -93,7 +93,7 @@ def gae(
         mask: `[T, ...]`, 1 where the step counts; None means everywhere.
         mask_mode: how a masked step affects the steps before it. "cut" treats the step before a masked one as
             truncated; its `next_value` counts unless it is marked as terminated. "skip" gives the result that the
-            arrays without the masked steps, such as tokens that a tool wrote, would give; next values must skip them,
+            arrays would give without the masked steps, such as tokens that a tool wrote; next values must skip them,
             too (`mask` of `next_values`). The last step before padding (the masked steps at the end) must be marked as
             terminated or truncated; otherwise known inputs raise an error, and traced inputs give NaN.
         stop_gradient: whether the result is constant under differentiation.

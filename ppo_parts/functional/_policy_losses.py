@@ -1,8 +1,8 @@
 r"""Policy losses per element, most of which are functions of the log-ratio and the advantage.
 
-The ratio :math:`r = e^{\ell}` overflows in float32 from a log-ratio of 88, and then an advantage of 0, a bound or a
-difference would turn infinity into NaN. Branches that are not taken therefore see a log-ratio of 0.
-Docstrings say where a loss is infinite; otherwise finite inputs give finite losses and gradients.
+The ratio :math:`r = e^{\ell}` overflows in float32 for log-ratios above 88. Then an advantage of 0, a bound or a
+difference would turn infinity into NaN. Branches that are not taken therefore see a log-ratio of 0. Docstrings say
+where a loss is infinite; otherwise finite inputs give finite losses and gradients.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def simple_policy_optimization(
 
     .. math:: L_i = -r_i A_i + \frac{|A_i|}{2\epsilon} (r_i - 1)^2
 
-    The minimum is at a ratio of :math:`1 + \epsilon` for A > 0 and :math:`1 - \epsilon` for A < 0, and the gradient,
-    unlike with a clip, pulls elements beyond the minimum back to it. The loss is infinite if the ratio's square
+    The minimum is at a ratio of :math:`1 + \epsilon` for A > 0 and :math:`1 - \epsilon` for A < 0, and unlike with a
+    clip, the gradient pulls elements beyond the minimum back to it. The loss is infinite if the ratio's square
     overflows.
 
     Args:

@@ -46,7 +46,7 @@ def advantage_normalize(
               \sigma^2 = \frac{1}{\max(1,\, n - \text{ddof})} \sum_i m_i (A_i - \mu)^2, \quad n = \sum_i m_i
 
     Implementations in PyTorch (CleanRL, PufferLib, Stable-Baselines3) use `ddof=1`; implementations in JAX use 0. Equal
-    elements, or a single one, give 0. If squares overflow, in float32 from about 1e19, the result is NaN.
+    elements, or a single one, give 0. If squares overflow, in float32 above about 1e19, the result is NaN.
 
     Args:
         advantage: any shape, floating; the result has its shape and dtype.
@@ -67,8 +67,8 @@ def advantage_normalize(
     count = jnp.sum(keep, axis=axis, keepdims=True)
     number = jnp.maximum(count, 1)
     offset = (x - jnp.sum(x, axis=axis, keepdims=True) / number) * keep
-    # This is the rounding error of the mean. If the elements are equal, nothing else is left of them, and dividing it
-    # by its own size would give numbers near 1.
+    # This is the rounding error of the mean. If the elements are equal, only this error remains, and dividing it by its
+    # own size would give numbers near 1.
     error = jnp.sum(offset, axis=axis, keepdims=True) / number
     square = jnp.sum(jnp.square(offset), axis=axis, keepdims=True)
     spread = square - count * jnp.square(error)
@@ -86,7 +86,7 @@ def approx_kl(log_ratio: Floats, *, estimator: KLEstimator = "k3", mask: Array |
 
     k1 is unbiased and noisy (its mean can be negative), k2 is biased and never negative, k3 is unbiased and never
     negative. "k3+" has the value of k3 and the gradient of k2. k3 and its gradient are infinite where :math:`e^{\ell}`
-    overflows, in float32 from a log-ratio of 88; k2 is infinite where :math:`\ell^2` overflows.
+    overflows, in float32 for log-ratios above 88; k2 is infinite where :math:`\ell^2` overflows.
 
     As losses, k1 and k3 have unbiased gradients if the actions come from the behavior policy. If they come from the
     current policy, negate the log-ratio to estimate KL(current ‖ behavior); then only k2 and "k3+" have its gradient.

@@ -68,7 +68,7 @@ class Search:
         single = [x for x in tried if np.isfinite(x.norm) and abs(x.norm - start.norm) > 1e-6 * start.norm]
         if done := [x for x in single if not x.differs]:
             return min(done, key=lambda x: x.norm)
-        # Rank changes by the rest after a first-order fit of the numbers, because their best values depend on the
+        # Rank changes by what remains after a first-order fit of the numbers, because their best values depend on the
         # change. If two are about equal, the order of the table decides.
         errors = [self.improve(x)[1] for x in single]
         equal = np.maximum(errors, _compute_tie_limit(errors))

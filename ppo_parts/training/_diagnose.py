@@ -406,7 +406,7 @@ RULES = (
          lambda run: largest_divergence(run) < 1e-4 and not run.rose(30)),
     Rule("learning_rate_small", "likely", "approx_kl", 1e-5, INF, "steps are so small that the policy hardly moves",
          "a learning rate three times as large, and again", largest_divergence,
-         # Annealing over a few updates also makes steps small, and if the return surely rises, they are large enough.
+         # Annealing over a few updates also makes steps small, and if the return clearly rises, they are large enough.
          lambda run: len(run.series("approx_kl")) >= 20 and not run.rose(30),
          ("advantage_lost", "stops_at_once", "clip_small", "gamma_short", "reward_scale_large")),
     Rule("reward_sign", "likely", "rise of the return, in standard deviations", -10, INF,

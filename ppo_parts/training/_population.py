@@ -110,10 +110,10 @@ class Population(Train):
     def select(self, state: PopulationState) -> tuple[PopulationState, Array]:
         """Let the worst copy the best and explore; also return the member that each member continues, `[members]`."""
         key, among, drawn, scaled, chance = jax.random.split(state.key, 5)
-        few = min(round(self.fraction * self.members), self.members // 2)  # none is in both groups
+        few = min(round(self.fraction * self.members), self.members // 2)  # no member is in both groups
         order, own = jnp.argsort(state.scores), jnp.arange(self.members)
         parent = own.at[order[:few]].set(jax.random.choice(among, order[-few:], (few,)))
-        parent = jnp.where(state.scores[parent] > state.scores, parent, own)  # a member copies none that is not better
+        parent = jnp.where(state.scores[parent] > state.scores, parent, own)  # a member copies only a better one
         members, old, score = jax.tree.map(lambda x: x[parent], (state.members, state.hyperparameters, state.scores))
         members = members._replace(key=state.members.key)  # so that copies act differently
         new, hyperparameters, shape = self.sample(drawn), {}, (len(self.ranges), self.members)
@@ -147,7 +147,7 @@ def population(
     """Transform a recipe's `make_train` so that its runs are populations that search their hyperparameters.
 
     All members train in one program. After every `every` updates, each of the worst `fraction` copies the state and the
-    hyperparameters of a random member of the best `fraction`, if that has a higher score. Then each of its
+    hyperparameters of a random member of the best `fraction`, if that member has a higher score. Then each of its
     hyperparameters is drawn again with probability 1/4, or else multiplied by one of the `factors`. At least `every`
     updates follow the last selection, and decide which member is the best. With `fraction=0`, this is a random search.
 

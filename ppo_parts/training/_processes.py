@@ -108,7 +108,7 @@ def fail_together(what: str) -> Iterator[None]:
 STOP, SAVE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2"), "SIGUSR1"  # submitit sends SIGUSR2
 REASONS = (None, *STOP, "StopRun")
 TOGETHER = 0.2
-"""Seconds within which signals count as one, as closing terminals and wrappers send several."""
+"""Seconds within which signals count as one, because closing terminals and wrappers send several."""
 
 
 class Interrupt:

@@ -83,7 +83,7 @@ class Program:
             return jax.block_until_ready(begin(self._keys if restored is None else restored))
 
     def advance_from(self, state: Any) -> Advance:
-        """Compile `advance(state, most) -> (state, metrics)`; dividing a run into calls does not change a bit."""
+        """Compile `advance(state, most) -> (state, metrics)`; dividing a run into calls changes no bit of it."""
         program = self.compile_updates(state)
 
         def advance(state: Any, most: int) -> tuple[Any, dict[str, np.ndarray]]:

@@ -126,7 +126,7 @@ def format_changes(changed: Mapping[Any, tuple[Any, Any]]) -> str:
 
 
 def check_made_from(train: Train, config: Any) -> None:
-    """Raise if a run was made from a configuration that differs in more than its seed and the name of an own env."""
+    """Raise if a run was made from a configuration that differs in more than its seed and the name of a custom env."""
     if train.config is not None:
         free = {"seed": 0} if train.recipe else {"seed": 0, "env_id": ""}
         made, given = (encode_config(each) | free for each in (train.config, config))
