@@ -163,7 +163,7 @@ def check_unchanged(stored: Mapping[str, Any], config: Any, options: RunOptions,
 
 
 def read_versions() -> dict[str, Any]:
-    """Return what affects the last bits of a run: package versions, JAX settings, and whether there is only one core."""
+    """Return what affects the last bits of a run: package versions, JAX settings, and whether there is one core."""
     found = {"python": platform.python_version(), "ppo_parts": __version__, "one_core": count_cores() == 1}
     found |= {name: getattr(jax.config, name) for name in JAX_SETTINGS}
     for name in ("jax", "jaxlib", "optax", "flax", "gymnax", "numpy"):
