@@ -20,7 +20,7 @@ from tests.envs.common import altered, clock
 
 @pytest.fixture(autouse=True)
 def packages(monkeypatch):
-    """Stand-ins of packages; prefixes that a test registers end with it."""
+    """Use stand-ins of packages, and forget the prefixes that a test registers."""
     env_fakes.install(monkeypatch)
     monkeypatch.setattr(_registry, "_registered", dict(_registry._registered))
 
@@ -158,7 +158,7 @@ def test_clipped_rewards_are_signs_and_returns_are_not():
     env = envs.clip_reward(altered(clock(9), reward=lambda out: rewards[out.episode_length - 1]))
     out = play(env, lambda key, obs: jnp.zeros(1, int), 1, len(rewards), seed=0).out
     np.testing.assert_array_equal(out.reward[:, 0], [-1, 0, np.inf, np.nan])
-    np.testing.assert_array_equal(out.episode_return[:, 0], [0, 1, 3, 6])  # of the clock
+    np.testing.assert_array_equal(out.episode_return[:, 0], [0, 1, 3, 6])  # the returns of the clock
 
 
 @pytest.mark.lenient_ranks
@@ -186,7 +186,7 @@ def test_gymnasium_draws(env_id):
         env = envs.make(env_id, **({"wrappers": (lambda env: made.append(env) or env,)} if on_host else {}))
     state, _ = env.reset(jax.random.key(0), 2)
     for other in made[-1:]:
-        other.render = None  # is not called
+        other.render = None  # it is not called
     frame = env.render(state)
     assert frame.shape == (400, 600, 3)
     assert len(np.unique(frame.reshape(-1, 3), axis=0)) > 3
