@@ -78,7 +78,7 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it(package, ext
         use(tmp_path)
 
 
-def test_what_lacks_a_package_names_it_on_a_command_line_and_inside_another_one(monkeypatch, tmp_path):
+def test_a_missing_package_is_named_on_a_command_line_and_inside_another_package(monkeypatch, tmp_path):
     def make_train(config: training.Config): ...
 
     monkeypatch.setitem(sys.modules, "tyro", None)

@@ -49,7 +49,7 @@ CHECKED = [
 
 
 @pytest.mark.parametrize(("function", "parameter"), CHECKED, ids=lambda x: getattr(x, "name", None) or x.__name__)
-def test_words_switches_counts_and_functions_are_checked_at_the_door(function, parameter):
+def test_words_switches_counts_and_functions_are_checked_on_entry(function, parameter):
     """The check comes before anything else is needed; a count is an integer of at least 1."""
     several, wrong = parameter.kind is parameter.VAR_POSITIONAL, {object(): ""}
     if int in kinds_of(typing.get_type_hints(function)[parameter.name]):

@@ -315,7 +315,7 @@ def test_a_reproduced_record_is_compared_number_by_number(monkeypatch):
             run(monkeypatch, "reproduce", name)
 
 
-def test_a_size_that_cannot_be_measured_is_no_missing_row(monkeypatch):
+def test_a_size_that_cannot_be_measured_is_an_error(monkeypatch):
     monkeypatch.setattr(house, "FRAMES", "raise SystemExit(3)")
     with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
         house.measure(ROOT)

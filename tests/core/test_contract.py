@@ -315,7 +315,7 @@ def test_a_stop_is_honoured_and_what_it_discards_is_not_amended(stops):
     assert_same(state.params, make_params())
 
 
-def test_of_two_estimators_the_last_explains_variance():
+def test_the_last_of_two_estimators_explains_variance():
     second, reader = pp.gae(gamma=0.0, gae_lambda=0.0), pp.stateless(lambda b: b)  # the first estimator must be of use
     batch = rollout()
     _, metrics = run(pp.chain(GAE, reader, second, pp.full_batch(), SURROGATE, VALUE), batch)

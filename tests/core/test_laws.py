@@ -70,7 +70,7 @@ def test_a_number_an_array_and_a_schedule_do_the_same(case):
 
 
 @with_numbers
-def test_what_is_no_number_in_its_range_is_refused_by_name(case):
+def test_what_is_not_a_number_in_its_range_is_refused_by_name(case):
     for name in case.numeric:
         for wrong in (np.nan, "0.9", True, 0.9 + 1j, *BEYOND[name]):
             with pytest.raises(pp.errors.UserError, match=rf"\b{name} must "):

@@ -369,7 +369,7 @@ def test_padding_may_hold_actions_that_do_not_exist():
     assert_close(learner.update(KEY, state, batch)[0].params, jax.jit(learner.update)(KEY, state, batch)[0].params)
 
 
-def test_the_report_names_phases_parts_of_ones_own_and_thresholds():
+def test_the_report_names_phases_custom_parts_and_thresholds():
     counts = {"actor/nonfinite/gradient": [1, 0, 1], "nonfinite/value": 2, "nonfinite/mine": 1, "loss": np.nan}
     says = "value (2 elements), then in actor/gradient (2 minibatches), then in mine (1 minibatch)"
     assert pp.nonfinite_report(counts) == f"non-finite numbers arose first in {says}"

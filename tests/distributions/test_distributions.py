@@ -201,7 +201,7 @@ FLOATING_AND_REAL = {
 
 
 @pytest.mark.parametrize("kind", FLOATING_AND_REAL)
-def test_parameters_are_checked_at_the_door(kind):
+def test_parameters_are_checked_on_entry(kind):
     floating, real = FLOATING_AND_REAL[kind]
     make = functools.partial(getattr(distributions, kind), **({"nvec": (2,)} if kind == "MultiCategorical" else {}))
     make(**floating, **real)
@@ -214,7 +214,7 @@ def test_parameters_are_checked_at_the_door(kind):
 
 
 @every_kind
-def test_arguments_of_methods_are_checked_at_the_door(kind):
+def test_arguments_of_methods_are_checked_on_entry(kind):
     policy, good = made(kind), made(kind).mode()
     for x in NOT_REAL:
         with pytest.raises(pp.errors.UserTypeError, match=f"{kind}: value must"):
@@ -444,7 +444,7 @@ def test_beta_has_a_mode_no_negative_divergence_and_no_density_for_a_negative_al
     assert np.isnan(density(-jnp.ones(1)))
 
 
-def test_divergences_of_neighbours_keep_their_digits_and_from_another_box_is_infinite():
+def test_divergences_of_neighbours_keep_their_digits_and_those_from_another_box_are_infinite():
     """After a gradient step they are 1e-8, too small for float32 near 1; log-gammas of a narrow Beta are about 1000."""
     first, second = np.float32(1.0), np.float32(1.0001)
     r = np.float64(first) / np.float64(second)
@@ -498,7 +498,7 @@ def test_masked_logits_take_no_part():
             np.testing.assert_array_equal(masked(available.astype(dtype)), masked(available))
 
 
-def test_an_action_that_is_none_has_no_probability_whatever_its_dtype():
+def test_a_number_that_is_not_an_action_has_no_probability_whatever_its_dtype():
     for action in (0.5, -1, 3):
         assert np.isnan(jax.jit(Categorical(jnp.zeros(3)).log_prob)(action))
         with pytest.raises(ValueError, match=rf"an action must be one of 0, ..., 2, got {action}$"):

@@ -52,7 +52,7 @@ def test_a_rollout_has_an_axis_of_agents():
     assert float(metrics["episode_length"]) == 4
 
 
-def test_clipping_per_agent_is_each_agents_own():
+def test_per_agent_transformations_treat_agents_separately():
     clip, updates = optax.clip_by_global_norm(1.0), {"w": jnp.array([[30.0, 40.0], [0.3, 0.4]])}
     optimizer = pp.agents.per_agent(clip)
     clipped, _ = optimizer.update(updates, optimizer.init(updates))

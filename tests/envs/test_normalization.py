@@ -201,7 +201,7 @@ def test_moments_take_only_finite_numbers_of_the_present():
     assert_close(shards.whole(), after)
 
 
-def test_moments_hold_after_float32_has_ended_counting():
+def test_moments_hold_after_float32_has_stopped_counting():
     """At 2**24 elements, one more adds nothing: the oldest are slowly forgotten, rounding shows, and nothing grows."""
     moments = envs.Moments(jnp.float32(3.0), jnp.float32(2.25), jnp.float32(2**24))
     x = 3.0 + 1.5 * jnp.array([0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, -2.0])  # with this mean and variance

@@ -418,7 +418,7 @@ def test_extreme_inputs_give_the_expected_numbers(expected, call, rtol):
     np.testing.assert_allclose(np.asarray(call(), float), np.asarray(expected, float), rtol, atol=1e-30)
 
 
-def test_the_coefficient_of_an_adaptive_penalty_finds_back():
+def test_the_coefficient_of_an_adaptive_penalty_recovers():
     part = pp.kl_penalty(coef=1.0, target_kl=0.1)
     batch = example_batch(after_sampler=True)
     still = batch.replace(current=batch.current._replace(log_prob=batch.log_prob))

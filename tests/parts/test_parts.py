@@ -432,7 +432,7 @@ def signed(seed, **fields):
     return batch.replace(extras={"seat": jnp.asarray(seats[0]), "next_seat": jnp.asarray(seats[1])})
 
 
-def test_zero_sum_follows_its_equation_and_has_each_stream_alone():
+def test_zero_sum_follows_its_equation_and_treats_streams_separately():
     batch = signed(0, mask=None)
     out = estimated(pp.agents.zero_sum(GAE), batch)
     seat, following = (batch.extras[name] for name in envs.SEATS)

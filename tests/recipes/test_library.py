@@ -189,7 +189,7 @@ def test_every_part_obeys_the_laws():
     assert {name for name, hints in functions.items() if hints.get("return") == "pp.Part"} == set(PARTS)
 
 
-def test_moments_need_a_counted_element_and_next_values_no_memory():
+def test_moments_need_a_counted_element_and_next_values_a_policy_without_memory():
     before = parts.Moments(*map(jnp.asarray, (2.0, 3.0, 5.0)))
     masked = parts.append_sample(before, jnp.ones((2, 2)), jnp.zeros((2, 2), bool), ddof=1)
     np.testing.assert_array_equal(jax.tree.leaves(masked), jax.tree.leaves(before))

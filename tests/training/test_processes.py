@@ -67,7 +67,7 @@ def half_written(folder):
     return max(partial, default=0) > max(complete(folder), default=0)
 
 
-def test_kill_twenty_times_ends_the_same(tmp_path):
+def test_a_run_killed_twenty_times_ends_the_same(tmp_path):
     def finish(*argv):
         (process,) = started(1, tmp_path, *argv)
         assert process.wait() == 0, output(tmp_path)

@@ -124,7 +124,7 @@ def test_init_from_takes_over_what_is_not_given(train, make_train, whole, tmp_pa
 
 
 @pytest.mark.parametrize(("undisturbed", "options", "after"), [("whole", {}, 4), ("evaluated", EVALUATED, 10)])
-def test_resume_after_a_crash_ends_as_if_there_was_none(train, request, tmp_path, undisturbed, options, after, capsys):
+def test_resume_after_a_crash_ends_as_if_there_were_none(train, request, tmp_path, undisturbed, options, after, capsys):
     """This includes TensorBoard, which hides what the killed process wrote after the checkpoint."""
     expected, _ = request.getfixturevalue(undisturbed)
     folder, options = tmp_path / "run", options | {"tensorboard": True}

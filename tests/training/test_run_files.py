@@ -275,7 +275,7 @@ def test_timing_is_that_of_updates_and_speed_that_of_the_call_without_compiling(
     assert [record.get("time/steps_per_second") for record in written] == [None, 16.0, 16.0]
 
 
-def test_metrics_that_are_damaged_end_before_and_are_columns(tmp_path):
+def test_damaged_metrics_end_before_the_damage_and_become_columns(tmp_path):
     path = tmp_path / "metrics.jsonl"
     good = [{"update": i, "loss": float(i)} for i in range(4)]
     lines = format_rows(good).splitlines(keepends=True)
