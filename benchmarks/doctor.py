@@ -136,7 +136,7 @@ QUICK_DISCRETE, QUICK_BOXED = (dataclasses.replace(x, num_envs=16, num_steps=64)
 def run_with_memory(env_id: str, first_seed: int) -> dict[str, Any]:
     """Run lanes whose policy has a memory."""
     base = dataclasses.replace(DISCRETE, env_id=env_id, num_envs=16, total_timesteps=40_960)
-    short = dataclasses.replace(base, num_steps=4, num_envs=256)  # with as many steps in each update
+    short = dataclasses.replace(base, num_steps=4, num_envs=256)  # each update has as many steps
     rows = [(base, ["memory_not_reset", "healthy"] * 3), (short, ["rollout_short"] * 3)]
     return join_lanes([run_lanes(*row, first_seed, shared=True, memory=True) for row in rows])
 

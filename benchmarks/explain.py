@@ -124,7 +124,7 @@ def main() -> None:
     returns: dict[str, dict[str, float]] = begun.get("returns", {})
     result = same | {"seeds": sorted({*begun.get("seeds", ()), *select_seeds(options)}), "returns": returns}
     missing = find_missing(result)
-    for end in ([], names) if missing else ():  # an environment that one of them cannot play is an early error
+    for end in ([], names) if missing else ():  # fail early if one of them cannot play the environment
         make_between(config, options.first, options.second, end)
     for number, (stop, which) in enumerate(missing.items(), 1):
         of_second = [choice for choice, digit in zip(names, stop, strict=True) if digit == "1"]

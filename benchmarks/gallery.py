@@ -26,7 +26,7 @@ from ._records import claim, make_parser, write
 from ._seeds import make_keys, select_seeds, vectorize
 
 GAE, NORMALIZED = pp.gae(gamma=0.99, gae_lambda=0.95), pp.advantage_normalize(ddof=1)
-PARTS = {  # of CleanRL's `ppo.py`
+PARTS = {  # the parts of CleanRL's `ppo.py`
     "estimate": GAE,
     "sampler": pp.shuffled_minibatches(num_minibatches=4, num_epochs=4),
     "normalize": NORMALIZED,

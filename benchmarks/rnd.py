@@ -30,7 +30,7 @@ class Config(cleanrl_ppo.Config):
     size: Annotated[int, Range(2)] = 20  # rows and columns; one of 2**size ways down leads to the treasure
     rnd: bool = True  # False: no reward for novel observations
     num_envs: int = 16
-    learning_rate: Annotated[float, Range(0)] = 1e-3  # of Adam
+    learning_rate: Annotated[float, Range(0)] = 1e-3  # that of Adam
 
 
 class ActorCritics(nn.Module):

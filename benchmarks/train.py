@@ -30,7 +30,7 @@ from ._records import Record, collect, make_parser
 from ._rivals import EPOCHS, HIDDEN, MINIBATCHES, STEPS, Run, is_installed, make_on_host, make_purejaxrl, make_rejax
 
 CARTPOLE, BREAKOUT = "CartPole-v1", "Breakout-MinAtar"
-SETTINGS = {  # name: environment, how many of it, seeds trained at once, updates
+SETTINGS = {  # name: environment, number of copies, seeds trained at once, updates
     **{
         f"cartpole-{number}" + f"-seeds-{seeds}" * (seeds > 1): (CARTPOLE, number, seeds, updates)
         for number, updates in {4: 100, 64: 10, 2048: 1}.items()

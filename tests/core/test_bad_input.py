@@ -538,7 +538,7 @@ def test_a_shape_error_is_a_value_error():
 
 
 def test_what_only_looks_bad_is_accepted():
-    """Logits without an axis of actions do not say their number; a carry that is None need not be in the batch."""
+    """Logits without an axis of actions do not count the actions; a carry that is None need not be in the batch."""
     coin = SimpleNamespace(logits=jnp.zeros(2), sample=lambda seed: jnp.zeros(2, int), log_prob=lambda x: 0.0 * x)
     assert collect(envs.Discrete(1), coin)[1].action.shape == (3, 2)
     update(GAE, SEGMENT, VALUE, {"evaluate": pp.Policy(lambda key: {}, evaluate, lambda num_envs: None)})

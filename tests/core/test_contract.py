@@ -360,7 +360,7 @@ def test_vtrace_after_a_sampler_keeps_the_recorded_value_before_a_masked_step():
 
 
 def test_within_reads_and_writes_where_its_paths_lead():
-    """This is an estimator and a nested field; the loops of RND in the gallery have other paths and a critic."""
+    """Here the paths are an estimator's, one to a nested field; RND's loops in the gallery have a critic's, too."""
     batch = rollout().replace(extras={"second": {"reward": rollout(1).reward}})
     expected = GAE.update(batch, (), CONTEXT)[0].advantage
     lens = pp.within(GAE, read={}, write={"advantage": "extras.second.advantage"}, name="second")

@@ -218,7 +218,7 @@ def twice(batch):
 
 
 def after_writing(batch, state, context):
-    """It may read the reward, because it has written it."""
+    """Read the reward after writing it, which needs no declaration."""
     changed = batch.replace(reward=batch.value)
     return changed.replace(reward=changed.reward + changed.log_prob), state
 

@@ -295,7 +295,7 @@ def test_no_part_keeps_numbers_that_are_not_finite_if_the_optimizer_skips_them()
 
 @pytest.mark.parametrize("sampler", [pp.shuffled_minibatches(1), pp.segment_minibatches(1)], ids=["step", "segment"])
 def test_masked_numbers_of_tokens_may_be_out_of_range(sampler):
-    """Each out-of-range entry is NaN. If others are negative, too, they are numbers, which a memory may read."""
+    """The embedding of each is NaN. If others are negative, too, they count as numbers, which a memory may read."""
     mask, keeps_time = jnp.ones((TIME, SEGMENTS), bool).at[-1].set(False), sampler.name == "segment_minibatches"
 
     def policy(params, batch):

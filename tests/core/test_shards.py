@@ -287,7 +287,7 @@ MINIBATCHES = 4
 
 
 def compiled_on_devices(f, state, batch, explicit=False):
-    """`f(key, state, batch)`, compiled for a batch that is divided over all devices, and its arguments."""
+    """Compile `f(key, state, batch)` for a batch divided over all devices; return the program and its arguments."""
     mesh = jax.make_mesh((DEVICES,), ("devices",))  # the axes are explicit, and `sharding` makes them automatic
     sharding = batch.sharding(mesh)
     if explicit:  # as the user would place it

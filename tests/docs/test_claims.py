@@ -283,7 +283,7 @@ def of_tasks():
 
 @pytest.mark.parametrize("claims", [of_speed, of_humanoid, of_trpo, of_noise, of_choices, of_tasks])
 def test_claims(claims):
-    """The check ignores line breaks, the kind of minus, and commas in numbers without commas."""
+    """The check ignores line breaks, the kind of minus and, for claims without commas, the commas of the page."""
     missing, text = [], ""
     for claim in claims():
         if claim.endswith(".md"):

@@ -92,7 +92,7 @@ def showing(agents, shape):
 
 
 def test_agents_are_folded_without_a_change_of_observations_or_with_a_number_appended():
-    """A folded policy can be exported only if there is nothing to apply to an observation."""
+    """Then a policy can be exported, because there is nothing to apply to an observation."""
     env = showing(1, (3,))
     for agent_id in (False, True):
         folded = envs.fold_agents(env._replace(act=jnp.negative), agent_id=agent_id)

@@ -359,7 +359,7 @@ def test_a_state_may_be_any_pytree():
 
 
 def test_random_actions_lie_in_the_box():
-    """This holds even where it has one bound or none; then they lie between -1 and 1."""
+    """This holds even where the box has one bound; where it has none, they lie between -1 and 1."""
     low, high = jnp.array([0.0, 5.0, -jnp.inf, -jnp.inf]), jnp.array([3.0, jnp.inf, -3.0, jnp.inf])
     action = random_action(like(action_space=envs.Box((4,), low, high)))(jax.random.key(0), jnp.zeros((999, 2)))
     np.testing.assert_allclose(action.min(axis=0), [0, 5, -5, -1], atol=0.02)

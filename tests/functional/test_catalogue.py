@@ -366,7 +366,7 @@ def test_weighted_log_probabilities_and_k3_plus():
 
 
 def test_losses_of_sequences_are_finite_where_their_docstrings_say():
-    """This holds for all log-ratios with a positive advantage, and with a negative one if the ratio is finite."""
+    """This holds for all log-ratios with a positive advantage, and with a negative one unless the ratio overflows."""
     rows = ((1.0, EXTREME), (-1.0, np.minimum(EXTREME, 1)), (0.0, EXTREME))
     x = jnp.concatenate([jnp.asarray(logs)[None] for _, logs in rows], axis=0).T.reshape(1, -1)
     advantage = jnp.tile(jnp.array([gain for gain, _ in rows]), len(EXTREME))[None]

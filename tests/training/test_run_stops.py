@@ -46,7 +46,7 @@ def raising(error, after=None):
 
 @pytest.mark.parametrize("by", ["SIGTERM", "SIGINT", "StopRun", "KeyError"])
 def test_a_run_that_ends_early_is_saved_and_continued(train, whole, tmp_path, capsys, by):
-    """It ends on a signal, even if something then fails because of it, or because `on_rows` asks for it or fails."""
+    """A signal ends it, even if that makes something fail; so does `on_rows`, by asking for an end or by failing."""
     before, folder = signal.getsignal(signal.SIGTERM), tmp_path / "run"
     if by == "KeyError":
         with pytest.raises(KeyError, match="mine"):
