@@ -1,4 +1,4 @@
-"""Updates written by hand in the style of PureJaxRL, with everything inlined: the rivals of `parts` and `update`."""
+"""Handwritten updates in the style of PureJaxRL, with everything inlined: the rivals of `parts` and `update`."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Metrics = dict[str, jax.Array]
 
 
 def scan_by_hand(*arrays: jax.Array, gamma: float, gae_lambda: float, unroll: int = 16) -> Any:
-    """GAE, or V-trace if the log-ratios come first, all in the closure of one scan."""
+    """Compute GAE, or V-trace if the log-ratios come first, in the closure of one scan."""
 
     def delta(ratio: list[Any], reward: Any, value: Any, follows: Any, terminated: Any) -> tuple[Any, Any]:
         rho = jnp.minimum(jnp.exp(ratio[0]), 1.0) if ratio else 1.0
@@ -37,7 +37,7 @@ def scan_by_hand(*arrays: jax.Array, gamma: float, gae_lambda: float, unroll: in
 
 
 class State(NamedTuple):
-    """The carry of a handwritten update; the states of the optimizers have the names of their phases."""
+    """The carry of a handwritten update; the optimizer states have the names of their phases."""
 
     params: Any
     opt_state: Any
@@ -45,13 +45,13 @@ class State(NamedTuple):
 
 
 def compute_advantages(config: Any, batch: pp.Batch, value: Any, next_value: Any, *log_ratio: Any) -> jax.Array:
-    """GAE or, with log-ratios, V-trace's errors with clips at 1."""
+    """Compute GAE or, given log-ratios, V-trace's errors with clips at 1."""
     arrays = (*log_ratio, batch.reward, value, next_value, batch.terminated, batch.truncated)
     return scan_by_hand(*arrays, gamma=config.gamma, gae_lambda=config.gae_lambda, unroll=1)[0]  # faster on CPUs
 
 
 def compute_actor_loss(config: Any, policy: Any, minibatch: pp.Batch, weight: Any = 1.0, ddof: int = 0) -> Any:
-    """The clipped surrogate with the entropy bonus, its metrics, and the log-ratio."""
+    """Return the clipped surrogate with the entropy bonus, its metrics, and the log-ratio."""
     log_ratio = policy.log_prob(minibatch.action) - minibatch.log_prob
     ratio, advantage = jnp.exp(log_ratio), minibatch.advantage
     advantage = weight * (advantage - advantage.mean()) / (advantage.std(ddof=ddof) + 1e-8)
@@ -68,7 +68,7 @@ def compute_actor_loss(config: Any, policy: Any, minibatch: pp.Batch, weight: An
 
 
 def compute_critic_loss(coef: float, clip: float, value: jax.Array, minibatch: pp.Batch) -> tuple[jax.Array, Metrics]:
-    """The clipped value loss with its weight, and its metrics."""
+    """Return the clipped value loss, multiplied by its coefficient, and its metrics."""
     clipped = minibatch.value + jnp.clip(value - minibatch.value, -clip, clip)
     errors = jnp.maximum((value - minibatch.target) ** 2, (clipped - minibatch.target) ** 2)
     loss = 0.5 * errors.mean()
@@ -76,7 +76,7 @@ def compute_critic_loss(coef: float, clip: float, value: jax.Array, minibatch: p
 
 
 def take_step(loss: Callable[..., Any], optimizer: Any, params: Any, opt_state: Any, minibatch: pp.Batch) -> Any:
-    """One step of the optimizer: parameters, its state, metrics, and what the loss returns besides them."""
+    """Take one optimizer step; return parameters, optimizer state, metrics, and what else the loss returns."""
     (value, (metrics, seen)), grads = jax.value_and_grad(loss, has_aux=True)(params, minibatch)
     updates, opt_state = optimizer.update(grads, opt_state, params)
     norm = optax.tree.norm(grads)
@@ -86,14 +86,14 @@ def take_step(loss: Callable[..., Any], optimizer: Any, params: Any, opt_state: 
 
 
 def split_epoch_keys(key: jax.Array, epoch: Any) -> jax.Array:
-    """The key of an epoch's minibatches, derived exactly as the learner derives it; nothing else is random."""
+    """Return the key of an epoch's minibatches, derived exactly as the learner derives it; nothing else is random."""
     return jax.random.split(jax.random.fold_in(key, epoch + 1), 3)[1]
 
 
 def run_shuffled_epochs(
     loss: Callable[..., Any], optimizer: Any, config: Any, epochs: int, key: jax.Array, state: Any, whole: pp.Batch
 ) -> tuple[Any, Metrics]:
-    """Epochs of shuffled minibatches of elements `[T, N, ...]`; metrics `[epochs, minibatches]`."""
+    """Run epochs of shuffled minibatches of elements `[T, N, ...]`; metrics are `[epochs, minibatches]`."""
     flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), whole)
 
     def minibatch_step(state: Any, minibatch: pp.Batch) -> Any:
@@ -110,20 +110,20 @@ def run_shuffled_epochs(
 
 
 def select_fields(batch: pp.Batch, advantage: jax.Array, value: jax.Array) -> pp.Batch:
-    """The fields that the losses read."""
+    """Return the fields that the losses read."""
     of_rollout = {"obs": batch.obs, "action": batch.action, "log_prob": batch.log_prob}
     return pp.Batch(**of_rollout, value=value, advantage=advantage, target=advantage + value)
 
 
 def count_nonfinite(batch: pp.Batch) -> Metrics:
-    """Numbers of a rollout that are not finite."""
+    """Count the numbers of a rollout that are not finite."""
     bad = {name: ~jnp.isfinite(getattr(batch, name)) for name in ("reward", "log_prob", "value", "next_value")}
     bad["next_value"] &= ~batch.terminated
     return {f"nonfinite/{name}": x.sum() for name, x in bad.items()}
 
 
 def reduce_metrics(metrics: Metrics, prefix: str = "") -> Metrics:
-    """The metrics of a phase from those of its minibatches, `[epochs, minibatches]`."""
+    """Reduce the metrics of a phase's minibatches, `[epochs, minibatches]`, to those of the phase."""
     reduce = {"ratio_min": jnp.min, "ratio_max": jnp.max}
     found = {n: (jnp.sum if "nonfinite" in n else reduce.get(n, jnp.mean))(x) for n, x in metrics.items()}
     epochs, minibatches = metrics["loss"].shape
@@ -132,7 +132,7 @@ def reduce_metrics(metrics: Metrics, prefix: str = "") -> Metrics:
 
 
 class Phase(NamedTuple):
-    """Epochs, learning rate, and a loss of the distribution, the value and a minibatch, with its metrics."""
+    """The epochs, learning rate and loss of a phase; the loss takes a distribution, a value and a minibatch."""
 
     epochs: int
     rate: float
@@ -140,7 +140,7 @@ class Phase(NamedTuple):
 
 
 def phases_by_hand(config: Any, policy: pp.Policy, phases: dict[str, Phase]) -> tuple[Any, Callable[..., Any]]:
-    """The optimizers and the update: epochs of each phase, which trains the parameters of its name ("": all)."""
+    """Return the optimizers, and an update that runs each phase's epochs on the parameters of its name ("": all)."""
 
     def adam(phase: Phase) -> optax.GradientTransformation:
         def rate(count: jax.Array) -> jax.Array:  # falls linearly with each update
@@ -176,7 +176,7 @@ def phases_by_hand(config: Any, policy: pp.Policy, phases: dict[str, Phase]) -> 
 
 
 def cleanrl_by_hand(config: cleanrl_ppo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
-    """One phase, which trains everything."""
+    """Make an update with one phase, which trains everything."""
 
     def loss(distribution: Any, value: jax.Array, minibatch: pp.Batch) -> tuple[jax.Array, Metrics]:
         of_actor, metrics, _ = compute_actor_loss(config, distribution, minibatch, ddof=1)
@@ -187,7 +187,7 @@ def cleanrl_by_hand(config: cleanrl_ppo.Config, policy: pp.Policy) -> tuple[Any,
 
 
 def ippo_by_hand(config: ippo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
-    """First the actor's epochs, then the critic's."""
+    """Make an update that runs first the actor's epochs, then the critic's."""
 
     def actor(distribution: Any, value: jax.Array, minibatch: pp.Batch) -> tuple[jax.Array, Metrics]:
         return compute_actor_loss(config, distribution, minibatch)[:2]
@@ -201,7 +201,7 @@ def ippo_by_hand(config: ippo.Config, policy: pp.Policy) -> tuple[Any, Callable[
 
 
 def pufferlib_by_hand(config: pufferlib_ppo.Config, policy: pp.Policy) -> tuple[Any, Callable[..., Any]]:
-    """Values and log-ratios of a minibatch are written back before the next is drawn."""
+    """Make an update that writes the values and log-ratios of a minibatch back before it draws the next one."""
     steps = config.update_epochs * config.num_minibatches
     rate = optax.cosine_decay_schedule(config.learning_rate, config.num_updates * steps)
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.contrib.muon(rate))

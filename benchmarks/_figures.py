@@ -1,4 +1,4 @@
-"""Figures of the pages, drawn from the records: a function of a path for each file of docs/img."""
+"""Figures of the pages, drawn from the records: for each file of docs/img, a function that takes its path."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ from .learning import POPGYM, find_task, place_points
 
 
 def make_canvas(panels: int, width: float = 5, columns: int | None = None) -> tuple[Any, Any]:
-    """A figure and its axes, in rows of `columns` (None: side by side), without a display."""
+    """Make a figure and its axes, in rows of `columns` (None: all in one row), without a display."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -38,20 +38,20 @@ def save(figure: Any, path: Path) -> None:
 
 
 def compute_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The 95 % interval of the mean over seeds, `[points, seeds]`: Student's t."""
+    """Return the 95 % interval of the mean over seeds (Student's t) of values `[points, seeds]`."""
     middle, known = np.nanmean(values, axis=1), np.isfinite(values).sum(axis=1)
     half = stdtrit(known - 1, 0.975) * np.nanstd(values, axis=1, ddof=1) / np.sqrt(known)
     return middle - half, middle + half
 
 
 def draw_mean(axes: Any, x: Any, values: np.ndarray, color: Any, label: str | None = None, style: str = "-") -> None:
-    """Mean over seeds and its 95 % interval, of `[points, seeds]`."""
+    """Draw the mean over seeds of values `[points, seeds]`, and its 95 % interval."""
     axes.plot(x, np.nanmean(values, axis=1), style, color=color, label=label)
     axes.fill_between(x, *compute_band(values), color=color, alpha=0.2, linewidth=0)
 
 
 def draw_learning(path: Path, names: Sequence[str], published: str = "") -> None:
-    """Learning curves of records of `benchmarks learning`: every seed, and their mean with its interval."""
+    """Draw the learning curves of records of `benchmarks learning`: every seed, and the mean with its interval."""
     figure, panels = make_canvas(len(names), width=7 if len(names) == 1 else 4.6, columns=3)
     for name, axes in zip(names, panels, strict=True):
         result = read_records("learning")[name]["results"]
@@ -71,7 +71,7 @@ def draw_learning(path: Path, names: Sequence[str], published: str = "") -> None
 
 
 def draw_mujoco(path: Path) -> None:
-    """A panel for each task: the runs of each variant, which has a color, and Tianshou's means as lines."""
+    """Draw a panel for each task: the runs of each variant in one color, and Tianshou's means as lines."""
     runs = [*read_whole_runs(), *read_preset_runs()]
     tasks, variants = sorted({run["task"] for run in runs}), list(dict.fromkeys(run["variant"] for run in runs))
     figure, panels = make_canvas(len(tasks), width=4.6, columns=3)
@@ -90,7 +90,7 @@ def draw_mujoco(path: Path) -> None:
 
 
 def draw_choices(path: Path) -> None:
-    """A panel for each task: how much the return changes with each choice of a library."""
+    """Draw a panel for each task, which shows how much each choice of a library changes the return."""
     compared = compare_runs("differences", DIFFERENCES)
     names = [name for name in DIFFERENCES if name in compared[0].last]
     figure, panels = make_canvas(len(compared), width=4.6)
@@ -110,7 +110,7 @@ def draw_choices(path: Path) -> None:
 
 
 def draw_explain(path: Path, name: str) -> None:
-    """A waterfall: from the return of the first library, by the effect of each choice, to that of the second."""
+    """Draw a waterfall: from the first library's return, through the effect of each choice, to the second's."""
     result = read_records("explain")[name]["results"]
     first, last = (result["returns"][digit * len(result["choices"])] for digit in "01")
     begin, end = np.mean(list(first.values())), np.mean(list(last.values()))
@@ -135,7 +135,7 @@ def draw_explain(path: Path, name: str) -> None:
 
 
 def draw_parts(path: Path) -> None:
-    """Time against the number of elements, for the two estimators and their rivals."""
+    """Draw time against the number of elements for the two estimators and their rivals."""
     rows = read_records("parts")["cpu"]["results"]
     figure, panels = make_canvas(2)
     for axes, part in zip(panels, ("gae", "vtrace"), strict=True):
@@ -150,7 +150,7 @@ def draw_parts(path: Path) -> None:
 
 
 def draw_devices(path: Path) -> None:
-    """What each device does and sends, against the number of devices."""
+    """Draw what each device computes and sends against the number of devices."""
     rows = [row for row in read_results("devices", "devices") if row["scaling"] != "one shard"]
     figure, panels = make_canvas(3, width=3.6)
     styles = {"strong": "-", "weak": "--"}
@@ -178,7 +178,7 @@ def draw_devices(path: Path) -> None:
 
 
 def draw_pareto(path: Path) -> None:
-    """What policies earn and what it costs, with each weight of the cost, beside what can be reached."""
+    """Draw what policies earn and what that costs, for each weight of the cost, beside what can be reached."""
     figure, (axes,) = make_canvas(1, width=5)
     costs = np.linspace(0, 1)
     axes.plot(costs, np.sqrt(costs), color="gray", linewidth=1, label="best possible")

@@ -16,12 +16,12 @@ from ppo_parts.recipes import mujoco_ppo
 from ._records import claim, make_parser, write
 from ._seeds import make_eval_key, make_keys, select_seeds, show_interval, train_in_stages
 
-EPISODES = 10  # of each evaluation
+EPISODES = 10  # in each evaluation
 WITH_FORCES = ("Ant-v5", "Humanoid-v5")  # tasks that observe contact forces, unless they are told not to
 
 
 class Variant(NamedTuple):
-    """A run: what makes it, of which configuration, and whether tasks `WITH_FORCES` observe them."""
+    """The function that makes a run, its configuration, and whether tasks `WITH_FORCES` observe contact forces."""
 
     make_train: Callable[[Any], training.Train]
     config: Any = mujoco_ppo.Config()
@@ -37,7 +37,7 @@ def measure(variant: Variant, options: argparse.Namespace) -> None:
     fields = {"env_id": env_id, "total_timesteps": options.steps, "seed": options.first_seed}
     config, seeds = dataclasses.replace(variant.config, **fields), select_seeds(options)
     train, keys = variant.make_train(config), make_keys(seeds)
-    [kl] = (metric for metric in train.shapes[1] if metric.split("/")[-1] == "approx_kl")  # of its phase, if it has any
+    [kl] = (metric for metric in train.shapes[1] if metric.split("/")[-1] == "approx_kl")  # perhaps prefixed by a phase
 
     def play(key: jax.Array, state: Any, number: jax.Array) -> jax.Array:
         key = jax.random.fold_in(make_eval_key(key), number)
@@ -46,7 +46,7 @@ def measure(variant: Variant, options: argparse.Namespace) -> None:
     evaluate = jax.jit(jax.vmap(play, in_axes=(0, 0, None)))
     result = {"task": task, "variant": name, "config": dataclasses.asdict(config), "seeds": list(seeds)}
     rows = result["curve"] = []
-    seen: list[tuple[np.ndarray, np.ndarray]] = []  # returns and numbers of episodes, [seeds, updates]
+    seen: list[tuple[np.ndarray, np.ndarray]] = []  # returns and numbers of episodes, each `[seeds, updates]`
     for stage in train_in_stages(train, keys, options.evaluations):
         seen.append((np.asarray(stage.metrics["episode_return"]), np.asarray(stage.metrics["episodes"])))
         returns, episodes = (np.concatenate(x, axis=1) for x in zip(*seen, strict=True))
@@ -64,7 +64,7 @@ def measure(variant: Variant, options: argparse.Namespace) -> None:
 
 
 def run(description: str | None, variants: Mapping[str, Variant], benchmark: str) -> None:
-    """Read the command line of a benchmark with these variants, the first of which is the default, and run it."""
+    """Read the command line of a benchmark with these variants, whose first is the default, and run it."""
     records = f"benchmarks/results/{benchmark}.jsonl"
     parser = make_parser(description, steps=1_000_000, seeds=10, first_seed=1, json=records)
     parser.add_argument("task", help="HalfCheetah-v5, Ant-v5, Walker2d-v5, Hopper-v5, Humanoid-v5, ...")

@@ -1,7 +1,7 @@
-"""The command line of benchmarks, and files with records of their measurements.
+"""The command line of benchmarks, and the files that record their measurements.
 
-A benchmark has a file of JSON lines, with a line for each record, which has a name. An address such as
-"benchmarks/results/parts.jsonl#cpu" says which file and which line; pages link to records by it.
+Each benchmark has a file of JSON lines. Each line is a record, which has a name. An address such as
+"benchmarks/results/parts.jsonl#cpu" names a file and a record in it; pages use it to link to records.
 """
 
 import argparse
@@ -40,13 +40,13 @@ PACKAGES = (
 
 
 def run_git(*args: str) -> str:
-    """Return the output of a git command in this checkout; nothing if it fails."""
+    """Return the output of a git command in this checkout, or an empty string if it fails."""
     return subprocess.run(("git", "-C", ROOT, *args), capture_output=True, text=True, check=False).stdout.strip()
 
 
 @contextlib.contextmanager
 def unpack_revision(revision: str) -> Iterator[Path]:
-    """The files of a revision in a temporary folder."""
+    """Unpack the files of a revision in a temporary folder."""
     archive = subprocess.run(["git", "-C", ROOT, "archive", revision], capture_output=True)
     if archive.returncode:
         sys.exit(f"this checkout has no revision {revision}: clone the whole history, or choose another")
@@ -55,22 +55,22 @@ def unpack_revision(revision: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-# Read when a benchmark starts: others may commit while it runs, and it is a load itself.
+# Read these when a benchmark starts, because others may commit while it runs, and because it adds to the load itself.
 BEGAN, LOAD = time.monotonic(), os.getloadavg()
 COMMIT = run_git("rev-parse", "HEAD")
 UNCOMMITTED = run_git("status", "--porcelain", "--", "ppo_parts", "benchmarks/*.py", "docs/gallery")
 
 
 def read(path: Path) -> dict[str, Record]:
-    """The records of a file by name; none if there is no such file."""
+    """Return the records of a file by name, or none if there is no such file."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {record["name"]: record for record in map(json.loads, lines)}
 
 
 def store(address: str | Path, record: Record) -> None:
-    """Write a record, in place of an earlier one of the same name; without a name, it has that of the file."""
+    """Write a record in place of an earlier one of the same name; a record without a name gets that of the file."""
     file, _, name = str(address).partition("#")
-    path = ROOT / file  # `file`, if it is absolute
+    path = ROOT / file  # this is `file` itself if it is absolute
     name = name or path.stem
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):  # other benchmarks may add records to this file
@@ -81,13 +81,13 @@ def store(address: str | Path, record: Record) -> None:
 
 
 def find(address: str) -> Record | None:
-    """The record at an address, if there is one."""
+    """Return the record at an address, if there is one."""
     file, _, name = address.partition("#")
     return read(ROOT / file).get(name)
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Steps and environments from the command line, "128x64"."""
+    """Parse steps and environments from the command line, such as "128x64"."""
     sizes = text.split("x")
     if len(sizes) != 2:
         raise argparse.ArgumentTypeError(f"give steps and environments, such as 128x64, got {text!r}")
@@ -96,19 +96,19 @@ def parse_size(text: str) -> tuple[int, int]:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "seeds": {"type": positive, "help": "how many seeds"},
-    "first_seed": {"type": seed, "help": "the first of them"},
+    "first_seed": {"type": seed, "help": "the first seed"},
     "steps": {"type": positive, "help": "environment steps of each seed"},
     "sizes": {"type": parse_size, "nargs": "+", "metavar": "TxN", "help": "steps and environments"},
     "rounds": {"type": positive, "help": "interleaved rounds, fewer if they take long"},
     "cleanrl": {"nargs": 2, "metavar": ("PYTHON", "SCRIPT"), "help": "run CleanRL's script as well, with this Python"},
-    "json": {"metavar": "FILE[#NAME]", "help": "write the record here, also in place of an earlier one"},
+    "json": {"metavar": "FILE[#NAME]", "help": "write the record here, and replace an earlier one"},
 }
 
 
 def make_parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
-    """A command line with the shared options that have a default here.
+    """Make a command line with those of the shared options that have a default here.
 
-    That of `json` is the file of the benchmark's records, which `claim` reads, or None, to print only.
+    The default of `json` is the file of the benchmark's records, which `claim` reads, or None to only print.
     """
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
@@ -124,7 +124,7 @@ def make_parser(description: str | None, **defaults: Any) -> argparse.ArgumentPa
 
 
 def make_addresses(options: argparse.Namespace, *names: str) -> list[str]:
-    """The addresses of the records that a run will write: by default in the benchmark's file, with these names."""
+    """Return the addresses of the records that a run will write: by default these names in the benchmark's file."""
     file, _, name = (options.json or options.records).partition("#")
     if name and len(names) > 1:
         sys.exit(f"--json {options.json} names one record, but the run writes {len(names)}: give --json {file}")
@@ -132,7 +132,7 @@ def make_addresses(options: argparse.Namespace, *names: str) -> list[str]:
 
 
 def claim(options: argparse.Namespace, *names: str) -> list[str]:
-    """Return these addresses; exit if one has a record already, unless `--json` says where to write."""
+    """Return these addresses; exit if one already has a record, unless `--json` says where to write."""
     addresses = make_addresses(options, *names)
     for address in addresses if options.json is None else ():
         if found := find(address):
@@ -142,19 +142,19 @@ def claim(options: argparse.Namespace, *names: str) -> list[str]:
 
 
 def write(address: str | None, results: Any) -> None:
-    """Store `results` with command, date, commit, machine and versions; None: nowhere."""
+    """Store `results` with command, date, commit, machine and versions, unless `address` is None."""
     if address is not None:
         store(address, describe_run() | {"results": results})
 
 
 def write_part(address: str | None, results: Any) -> None:
-    """Store what there is so far as NAME_partial, which `write` removes."""
+    """Store the results so far as NAME_partial, which `write` removes."""
     file, _, name = str(address).partition("#")
     write(address and f"{file}#{name or Path(file).stem}_partial", results)
 
 
 def collect(address: str | None, rows: Iterable[Record]) -> None:
-    """Print each row when it comes, and write all that there are to NAME_partial; at the end, they replace NAME."""
+    """Print each row when it arrives, and write all rows so far to NAME_partial; at the end, they replace NAME."""
     found: list[Record] = []
     for row in rows:
         found.append(row)
@@ -164,12 +164,12 @@ def collect(address: str | None, rows: Iterable[Record]) -> None:
 
 
 def show_quartiles(ratio: Mapping[str, float]) -> str:
-    """Median and quartiles."""
+    """Format a median and its quartiles."""
     return "{median:.2f} ({q1:.2f} - {q3:.2f})".format(**ratio)
 
 
 def show(x: Any) -> str:
-    """A value of a row: four digits of a number, median and quartiles, a size."""
+    """Format a value of a row: a number with four digits, a median with its quartiles, or a size."""
     if isinstance(x, Mapping):
         inner = ", ".join(f"{name} {show(each)}" for name, each in x.items())
         return show_quartiles(x) if "median" in x else f"({inner})"
@@ -184,7 +184,7 @@ def describe_run() -> Record:
     if info.exists():
         cpu = next(iter(re.findall(r"model name\s*: (.*)", info.read_text())), cpu)
     versions = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
-    given = [re.sub("(^|=)/.*/", r"\1", text) for text in sys.argv[1:]]  # without local folders
+    given = [re.sub("(^|=)/.*/", r"\1", text) for text in sys.argv[1:]]  # without the folders of this machine
     return {
         "command": shlex.join([*sys.argv[0].split(), *given]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

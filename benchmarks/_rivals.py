@@ -1,4 +1,4 @@
-"""PPO of other libraries: rejax's, PureJaxRL's, sbx's and stable-baselines3's in this process, CleanRL's in another."""
+"""Run other libraries' PPO: rejax, PureJaxRL, sbx and stable-baselines3 in this process, CleanRL in another one."""
 
 import importlib
 import importlib.util
@@ -16,8 +16,8 @@ import jax
 from gymnax.wrappers import purerl
 
 Run = Callable[[jax.Array], Any]
-STEPS, EPOCHS, MINIBATCHES, HIDDEN = 128, 4, 4, 64  # of every rival, unless a benchmark changes them
-MODULES = {"sb3": "stable_baselines3"}  # others are named like their modules
+STEPS, EPOCHS, MINIBATCHES, HIDDEN = 128, 4, 4, 64  # for every rival, unless a benchmark changes them
+MODULES = {"sb3": "stable_baselines3"}  # the others have the names of their modules
 
 
 class FiveTuple(purerl.GymnaxWrapper):
@@ -30,7 +30,7 @@ class FiveTuple(purerl.GymnaxWrapper):
 
 
 def make_rejax(env_id: str, num_envs: int, updates: int) -> Run:
-    """rejax's PPO, without its evaluations."""
+    """Make rejax's PPO, without its evaluations."""
     from rejax import PPO
 
     env, env_params = gymnax.make(env_id)
@@ -48,7 +48,7 @@ def make_rejax(env_id: str, num_envs: int, updates: int) -> Run:
 
 
 def make_purejaxrl(clone: str, env_id: str, num_envs: int, updates: int) -> Run:
-    """PureJaxRL's `ppo.py`, with its own settings, from a clone of its repository."""
+    """Make PureJaxRL's `ppo.py` from a clone of its repository, with its own settings."""
     make = gymnax.make
 
     def make_five_tuple(name: str) -> Any:
@@ -70,7 +70,7 @@ def make_purejaxrl(clone: str, env_id: str, num_envs: int, updates: int) -> Run:
 
 
 def make_on_host(name: str, env_id: str, num_envs: int, updates: int, normalize: bool = False, **changes: Any) -> Any:
-    """A function that trains sbx or stable-baselines3 in this process; `changes` are arguments of their PPO."""
+    """Make a function that trains sbx or stable-baselines3 in this process; `changes` are arguments of their PPO."""
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
 
@@ -89,13 +89,13 @@ def make_on_host(name: str, env_id: str, num_envs: int, updates: int, normalize:
 
 
 def is_installed(name: str) -> bool:
-    """Whether a rival is installed."""
+    """Return whether a rival is installed."""
     return importlib.util.find_spec(MODULES.get(name, name)) is not None
 
 
 def run_cleanrl(python: str, script: str, given: dict[str, Any]) -> str:
     """Run a script of CleanRL, unchanged, with these options on a CPU; return what it prints."""
-    # It runs in another folder; a Python of a virtual environment is a link, which must not be resolved.
+    # It runs in another folder. Do not resolve the path of Python, which is a link in a virtual environment.
     command = [str(Path(shutil.which(python) or python).absolute()), str(Path(script).absolute()), "--no-cuda"]
     command += [f"--{name}={value}" for name, value in given.items()]
     with tempfile.TemporaryDirectory() as folder:

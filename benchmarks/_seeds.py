@@ -1,4 +1,4 @@
-"""Many seeds of a training run in one program: keys, measures of each, and means and intervals over them."""
+"""Train many seeds in one program: keys, measures of each seed, and means and intervals over all of them."""
 
 import functools
 import itertools
@@ -17,22 +17,22 @@ from ppo_parts.training._statistics import FEW
 
 
 def select_seeds(options: Any) -> range:
-    """The seeds of a command line."""
+    """Return the seeds that a command line names."""
     return range(options.first_seed, options.first_seed + options.seeds)
 
 
 def make_keys(seeds: range) -> jax.Array:
-    """A key for each seed."""
+    """Make a key for each seed."""
     return jax.vmap(jax.random.key)(jnp.arange(seeds.start, seeds.stop))
 
 
 def make_eval_key(key: jax.Array) -> jax.Array:
-    """A key that training does not use, for evaluations."""
+    """Make a key for evaluations, which training does not use."""
     return jax.random.fold_in(key, 2**20)
 
 
 def vectorize(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run` for each entry of its arguments, such as the keys of seeds, in one program; NumPy arrays of the results."""
+    """Return a program that maps `run` over its arguments, such as the keys of seeds, and returns NumPy arrays."""
     program = jax.jit(jax.vmap(run), compiler_options=compiler_options())
     return lambda *columns: jax.tree.map(np.asarray, program(*columns))
 
@@ -49,7 +49,7 @@ def measure_training(train: training.Train, seed: jax.Array) -> dict[str, jax.Ar
 
 
 class Stage(NamedTuple):
-    """A run of several seeds at one of its stops; metrics are those since the stop before, `[seeds, updates]`."""
+    """One stop of a run of several seeds; metrics are those since the previous stop, `[seeds, updates]`."""
 
     number: int
     last: bool
@@ -59,7 +59,7 @@ class Stage(NamedTuple):
 
 
 def train_in_stages(train: training.Train, keys: jax.Array, number: int) -> Iterator[Stage]:
-    """Train the seeds of `keys` side by side, and stop `number` times, at intervals that differ by one update."""
+    """Train the seeds of `keys` side by side, and stop `number` times; intervals differ by at most one update."""
     if number > train.num_updates:
         says = f"a run of {train.num_updates} updates cannot stop {number} times: train longer, or evaluate less often"
         raise UserValueError(says)
@@ -76,30 +76,30 @@ def train_in_stages(train: training.Train, keys: jax.Array, number: int) -> Iter
 
 
 def show_interval(found: Mapping[str, Any], digits: int | None = None) -> str:
-    """The mean over seeds and its 95 % interval, which one seed does not have, from the seeds of `training.summary`."""
+    """Format the mean over seeds and its 95 % interval (none for one seed), from the output of `training.summary`."""
     digits = int(abs(found["mean"]) < 20) if digits is None else digits
-    ends = training.summary(found["per_seed"])["mean_95"]  # old records bootstrap it
+    ends = training.summary(found["per_seed"])["mean_95"]  # old records have a bootstrap interval instead
     return show_ends(found["mean"], ends, f".{digits}f")
 
 
 def show_ends(middle: float, ends: Any, form: str) -> str:
-    """A number and the ends of its interval, if it has one."""
+    """Format a number and the ends of its interval, if it has one."""
     return format(middle, form) + (f" [{', '.join(format(end, form) for end in ends)}]" if ends else "")
 
 
 def show_iqm(found: dict[str, Any], digits: int = 1) -> str:
-    """The interquartile mean over seeds and its 95 % bootstrap interval, from `training.summary`."""
+    """Format the interquartile mean over seeds and its 95 % bootstrap interval, from `training.summary`."""
     return show_ends(found["iqm"], found["iqm_95"], f".{digits}f")
 
 
 def compare_means(now: Sequence[float], before: Sequence[float]) -> dict[str, Any]:
-    """The difference of two means over seeds, and its 95 % interval: Welch's t; the seeds are not paired.
+    """Compare two means over seeds that are not paired: their difference, and its 95 % interval (Welch's t).
 
     `detectable` is the size of a difference that this many seeds detect with a power of 80 %.
 
     Reference: Welch 1947, doi:10.1093/biomet/34.1-2.28.
     """
-    variances = [np.var(x, ddof=1) / len(x) for x in (now, before)]  # of the means
+    variances = [np.var(x, ddof=1) / len(x) for x in (now, before)]  # the variances of the means
     error = np.sqrt(sum(variances))
     separate = sum(each**2 / (len(x) - 1) for each, x in zip(variances, (now, before), strict=True))
     level, power = stdtrit(error**4 / separate if error else 1, (0.975, 0.8))
@@ -108,9 +108,9 @@ def compare_means(now: Sequence[float], before: Sequence[float]) -> dict[str, An
 
 
 def compare_pairs(now: Any, before: Any, comparisons: int = 1) -> dict[str, Any]:
-    """The mean difference of pairs, and its 95 % interval, Student's t; those of several comparisons hold together.
+    """Compare pairs: the mean difference and its 95 % interval (Student's t), simultaneous for all comparisons.
 
-    Each of them has the level 1 - 0.05 / comparisons.
+    Each interval has the level 1 - 0.05 / comparisons.
 
     Reference: Dunn 1961, doi:10.1080/01621459.1961.10482090.
     """
@@ -121,11 +121,11 @@ def compare_pairs(now: Any, before: Any, comparisons: int = 1) -> dict[str, Any]
 
 
 def show_change(change: dict[str, Any], form: str = "+.0f") -> str:
-    """A difference and its interval."""
+    """Format a difference and its interval."""
     return show_ends(change["mean"], change["95"], form)
 
 
 def show_visible(change: dict[str, Any], seeds: int) -> str:
-    """A difference and its interval, bold where that excludes 0, unless there are fewer than five seeds."""
+    """Format a difference and its interval, in bold if it excludes 0 and there are at least five seeds."""
     text, (low, high) = show_change(change, "+.3g"), change["95"]
     return f"**{text}**" if seeds >= FEW and (low > 0 or high < 0) else text

@@ -1,8 +1,8 @@
-"""Tables of the pages, made from the records: for each kind of block, a function of a linker and the block's words.
+"""Tables of the pages, made from the records: for each kind of table, a function of a linker and the block's words.
 
-A page has `<!-- NAME WORD ... -->`, a table, and `<!-- end -->`; `python -m benchmarks report` writes what stands
-between them: the rows that `tabulate_NAME` yields, of which the first is the header. `link(text, *addresses)` is text
-that links to a record, with a plus sign for each further one.
+A page has `<!-- NAME WORD ... -->`, a table, and `<!-- end -->`. `python -m benchmarks report` writes the table
+between them from the rows that `tabulate_NAME` yields; the first row is the header. `link(text, *addresses)` returns
+the text as a link to the first record, followed by a plus sign that links to each further one.
 """
 
 import math
@@ -38,24 +38,24 @@ PUBLISHED = {  # task: Tianshou's mean and standard deviation after 1M steps, an
 
 
 def read_records(benchmark: str) -> dict[str, Record]:
-    """The committed records of a benchmark by name."""
+    """Return the committed records of a benchmark by name."""
     return read(RESULTS / f"{benchmark}.jsonl")
 
 
 def show_number(x: float) -> str:
-    """A number with about three digits."""
+    """Format a number with about three digits."""
     return f"{x:.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}"
 
 
 def show_seeds(seeds: list[int]) -> str:
-    """The ranges of consecutive seeds."""
+    """Format seeds as ranges of consecutive ones."""
     ordered = np.sort(seeds)
     ranges = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
     return ", ".join(f"{each[0]} - {each[-1]}" if len(each) > 1 else f"{each[0]}" for each in ranges)
 
 
 def group_by(found: Iterable[Any], *keys: str) -> dict[Any, list[Any]]:
-    """Records by their values under these keys."""
+    """Group records by their values under these keys."""
     groups: dict[Any, list[Any]] = {}
     for each in found:
         groups.setdefault(tuple(each[key] for key in keys), []).append(each)
@@ -63,7 +63,7 @@ def group_by(found: Iterable[Any], *keys: str) -> dict[Any, list[Any]]:
 
 
 def read_results(benchmark: str, *names: str) -> list[Record]:
-    """The results of these records of a benchmark (none named: of all), or their rows, with the address of each."""
+    """Return the results of these records (by default, of all of a benchmark), or their rows, each with its address."""
     found = read_records(benchmark)
     given = {f"{benchmark}.jsonl#{name}": found[name]["results"] for name in names or found}
     listed = {address: result if isinstance(result, list) else [result] for address, result in given.items()}
@@ -71,7 +71,7 @@ def read_results(benchmark: str, *names: str) -> list[Record]:
 
 
 def show_reached(result: Record, what: str) -> str:
-    """Mean (standard deviation) of a kind of return, and how many seeds reach the task's threshold."""
+    """Format the mean and standard deviation of a kind of return, and how many seeds reach the task's threshold."""
     threshold, found = find_task(result["task"]).threshold, result[what]
     digits, returns = 1 if abs(found["mean"]) >= 10 else 3, np.array(found["per_seed"])
     count = f"{np.sum(returns >= threshold)} of {len(returns)} >= {threshold:g}"
@@ -79,7 +79,7 @@ def show_reached(result: Record, what: str) -> str:
 
 
 def tabulate_learning(link: Link, *names: str) -> Rows:
-    """Returns of runs of `benchmarks learning`, and how many seeds reach the threshold."""
+    """Tabulate the returns of runs of `benchmarks learning`, and how many seeds reach the threshold."""
     yield ["task", "steps", "seeds", "return of the last 100 training episodes", "return of 100 new episodes"]
     for found in read_results("learning", *names):
         task = f"{found['config']['env_id']}, " + link("`{task}`".format(**found), found["address"])
@@ -88,7 +88,7 @@ def tabulate_learning(link: Link, *names: str) -> Rows:
 
 
 def tabulate_published(link: Link, *names: str) -> Rows:
-    """Returns of new episodes beside the published result that is the threshold of the task."""
+    """Tabulate the returns of new episodes beside the published result that is the task's threshold."""
     yield ["task", "steps", "seeds", "sampled actions", "most probable actions", "threshold, and its source"]
     for found in read_results("learning", *names):
         task = find_task(found["task"])
@@ -99,13 +99,13 @@ def tabulate_published(link: Link, *names: str) -> Rows:
 
 
 def tabulate_games(link: Link) -> Rows:
-    """The shares of games that were won, of records that differ only in their seeds."""
+    """Tabulate the shares of games that were won; records that differ only in their seeds share a row."""
     yield ["game", "steps", "seeds", "won, sampled actions", "won, most probable actions"]
     for (game,), group in sorted(group_by(read_results("games"), "game").items()):
         seeds = [seed for found in group for seed in found["seeds"]]
         cells = []
         for what in ("won_sampled", "won_mode"):
-            won = [100 * seed[what] for seed in seeds]  # each of a few, and the interval of several
+            won = [100 * seed[what] for seed in seeds]  # show each of a few, or the interval of several
             few = ", ".join(f"{x:.1f} %" for x in won)
             cells.append(few if len(won) < 5 else f"{show_interval(training.summary(won), 1)} %")
         linked, steps = link(game, *(found["address"] for found in group)), f"{group[0]['env_steps']:,}"
@@ -113,7 +113,7 @@ def tabulate_games(link: Link) -> Rows:
 
 
 def tabulate_atari(link: Link) -> Rows:
-    """The recipe beside CleanRL's script."""
+    """Tabulate the recipe beside CleanRL's script."""
     head = [f"{who}, {when}" for when in ("last 20 %", "all steps") for who in ("`atari_ppo`", "CleanRL")]
     yield ["game", "steps", "seeds", *head]
     for (task, steps), group in group_by(read_results("atari"), "task", "env_steps").items():
@@ -128,24 +128,24 @@ def tabulate_atari(link: Link) -> Rows:
 
 
 def average_returns(run: Record, after: float) -> float:
-    """The mean return of the games that ended after this number of steps."""
+    """Return the mean return of the games that ended after this number of steps."""
     rows = [row for row in run["games"] if row[0] > after]
     return float(np.average([row[1] for row in rows], weights=[row[2] for row in rows])) if rows else float("nan")
 
 
 def read_runs(benchmark: str) -> list[Record]:
-    """The runs of a benchmark that have ended; those that differ only in their seeds become one."""
+    """Return the completed runs of a benchmark; runs that differ only in their seeds are merged into one."""
     ended = (found for found in read_results(benchmark) if found["complete"])
     groups = group_by(ended, "task", "variant", "env_steps").values()
     return [merge(sorted(group, key=lambda found: int(found["seeds"][0]))) for group in groups]
 
 
 def merge(group: list[Record]) -> Record:
-    """One run of several that have the same configuration and other seeds."""
+    """Merge runs that have the same configuration and different seeds."""
     addresses, seeds = [found["address"] for found in group], [seed for found in group for seed in found["seeds"]]
     if len({*seeds}) < len(seeds):
         raise ValueError(f"a seed would count twice: {', '.join(addresses)} have the seeds {seeds}")
-    # The oldest runs do not record whether values are in units of their moments. They always were then.
+    # The oldest runs do not record whether values were in units of their moments; at that time, they always were.
     settings = [{"normalize_value": True} | found["config"] | {"seed": 0} for found in group]
     if any(config != settings[0] for config in settings):
         raise ValueError(f"runs of the same name and length have different settings: {', '.join(addresses)}")
@@ -164,18 +164,18 @@ def merge(group: list[Record]) -> Record:
 
 
 def read_whole_runs() -> list[Record]:
-    """The MuJoCo runs that have the steps of published results; shorter ones compare variants."""
+    """Return the MuJoCo runs that are as long as published ones; shorter runs compare variants."""
     return [run for run in read_runs("mujoco") if run["env_steps"] > 900_000]
 
 
 def read_preset_runs() -> list[Record]:
-    """The runs of Humanoid's preset with seeds 1 to 10, for a million and for three million steps."""
+    """Return the runs of Humanoid's preset with seeds 1 to 10: those of one and of three million steps."""
     long = [x for x in read_records("humanoid") if x.startswith("preset_3M") and int(x.rpartition("_")[2]) <= 10]
     return [merge(read_results("humanoid", *names)) for names in (["preset_1"], long)]
 
 
 def tabulate_mujoco(link: Link) -> Rows:
-    """The recipes beside published results."""
+    """Tabulate the recipes beside published results."""
     variants = {
         "Ant-v5": "no_contact_forces", "Humanoid-v5": "no_contact_forces", "Swimmer-v5": "long_horizon",
         "InvertedDoublePendulum-v5": "tianshou",
@@ -199,7 +199,7 @@ def tabulate_mujoco(link: Link) -> Rows:
 
 
 def tabulate_mujoco_runs(link: Link) -> Rows:
-    """Every whole run of the MuJoCo tasks."""
+    """Tabulate every whole run of the MuJoCo tasks."""
     yield ["task", "variant", "steps", "best evaluation", "last"]
     for run in read_whole_runs():
         returns = (show_interval(run[what]) for what in ("best_evaluation", "last_evaluation"))
@@ -208,7 +208,7 @@ def tabulate_mujoco_runs(link: Link) -> Rows:
 
 
 class Comparison(NamedTuple):
-    """Runs of one task that differ in one choice each, by its name, and how they change from the first, the base."""
+    """Runs of one task by the one choice in which they differ from the first, the base, and how that changes them."""
 
     task: str
     steps: int
@@ -218,7 +218,7 @@ class Comparison(NamedTuple):
     mean: dict[str, Record]
 
     def show_cell(self, link: Link, name: str) -> str:
-        """The change of the last evaluation by a choice, or the last evaluation of the base; empty without a run."""
+        """Format how a choice changes the last evaluation, or that of the base; return "" if there is no run."""
         if name not in self.runs:
             return ""
         found = show_change(self.last[name]) if name in self.last else show_interval(self.runs[name]["last_evaluation"])
@@ -226,7 +226,7 @@ class Comparison(NamedTuple):
 
 
 def compare_runs(benchmark: str, names: Iterable[str]) -> list[Comparison]:
-    """A comparison for each task: of the short runs of a benchmark, in the order of `names`."""
+    """Compare the short runs of a benchmark, separately for each task, in the order of `names`."""
     order, found = list(names), []
     short = [run for run in read_runs(benchmark) if run["env_steps"] < 900_000 and run["variant"] in order]
     for group in group_by(sorted(short, key=lambda run: order.index(run["variant"])), "task", "env_steps").values():
@@ -240,7 +240,7 @@ def compare_runs(benchmark: str, names: Iterable[str]) -> list[Comparison]:
 
 
 def tabulate_choices(link: Link, benchmark: str) -> Rows:
-    """The effect of each choice on the last evaluation."""
+    """Tabulate the effect of each choice on the last evaluation."""
     labels = {name: f"`{name}`" for name in VARIANTS}
     if benchmark == "differences":
         labels = {name: f"{each.what} ({each.who})" for name, each in DIFFERENCES.items()}
@@ -254,7 +254,7 @@ def tabulate_choices(link: Link, benchmark: str) -> Rows:
 
 
 def tabulate_libraries(link: Link) -> Rows:
-    """The presets of `ppo_parts.recipes.library_ppo`."""
+    """Tabulate the presets of `ppo_parts.recipes.library_ppo`."""
     found = sorted(read_runs("libraries"), key=lambda run: -float(run["last_evaluation"]["mean"]))
     head = f"{found[0]['task']}, {found[0]['env_steps']:,} steps, seeds {show_seeds(found[0]['seeds'])}"
     yield [head, "last evaluation", "last 100 training episodes", "`approx_kl`"]
@@ -265,7 +265,7 @@ def tabulate_libraries(link: Link) -> Rows:
 
 
 def tabulate_explain(link: Link, *names: str) -> Rows:
-    """What the gap between two libraries is made of, the largest effects first."""
+    """Tabulate what the gap between two libraries is made of, the largest effects first."""
     yield ["from, to", "choice", "effect on the return of the last 100 episodes"]
     for found in (each for each in read_results("explain", *names) if each["complete"]):
         ends = f"{found['first']} to {found['second']}, {found['config']['env_id'].rpartition(':')[2]}"
@@ -275,7 +275,7 @@ def tabulate_explain(link: Link, *names: str) -> Rows:
 
 
 def tabulate_kuhn(link: Link) -> Rows:
-    """Exploitability of both arms."""
+    """Tabulate the exploitability of both arms."""
     names = {"mirror": "mirror descent, as above", "clipped": "`clipped_surrogate` in its place"}
     yield ["surrogate", "exploitability", "worst seed"]
     for arm in read_records("kuhn")["kuhn"]["results"]["arms"]:
@@ -284,7 +284,7 @@ def tabulate_kuhn(link: Link) -> Rows:
 
 
 def tabulate_levels(link: Link) -> Rows:
-    """Interquartile means of returns in held-out mazes."""
+    """Tabulate the interquartile means of returns in held-out mazes."""
     runs = read_results("levels")
     yield ["levels", *(link(f"seeds {show_seeds(run['seeds'])}", run["address"]) for run in runs)]
     for arm in runs[0]["arms"]:
@@ -292,7 +292,7 @@ def tabulate_levels(link: Link) -> Rows:
 
 
 def tabulate_gallery(link: Link) -> Rows:
-    """How rows of the gallery differ from runs without them; differences whose interval excludes 0 are bold."""
+    """Tabulate how rows of the gallery differ from runs without them; bold ones have intervals that exclude 0."""
     yield ["change", "compared with", "mean of the training", "last sixteenth"]
     found = {name: record["results"] for name, record in read_records("gallery").items()}
     for name, result in sorted(found.items(), key=lambda pair: (pair[1]["task"], pair[1]["without"] or "", pair[0])):
@@ -305,7 +305,7 @@ def tabulate_gallery(link: Link) -> Rows:
 
 
 def tabulate_study(link: Link) -> Rows:
-    """Interquartile means of every arm of the study."""
+    """Tabulate the interquartile means of every arm of the study."""
     found = read_results("study")
     yield ["arm", *(x for result in found for x in (result["config"]["env_id"], "last 100"))]
     for name in ARMS:
@@ -313,7 +313,7 @@ def tabulate_study(link: Link) -> Rows:
 
 
 def tabulate_study_changes(link: Link) -> Rows:
-    """How the return over the training changes from one arm of the study to another, paired by seed."""
+    """Tabulate how the return over the training changes from one arm of the study to another, paired by seed."""
     pairs = [(name, "plain") for name in [*ARMS][1:]]
     pairs += [("refresh + V-trace", "refresh"), ("all three (PufferLib)", "refresh + V-trace")]
     found = read_results("study")
@@ -324,7 +324,7 @@ def tabulate_study_changes(link: Link) -> Rows:
 
 
 def tabulate_population(link: Link, *names: str) -> Rows:
-    """Returns of a population and of random search over all seeds of a task, and their difference, paired by seed."""
+    """Tabulate the returns of a population and of random search over all seeds of a task, and their paired change."""
     yield ["task, steps of a member", "seeds", "population", "random search", "difference"]
     for (task,), group in group_by(read_results("population", *names), "task").items():
         arms = [[x for run in group for x in run["arms"][arm]["per_seed"]] for arm in group[0]["arms"]]
@@ -335,7 +335,7 @@ def tabulate_population(link: Link, *names: str) -> Rows:
 
 
 def arrange_by_size(cells: Iterable[tuple[str, list[int], str]]) -> Rows:
-    """A row for each label, with a column for each size; `cells`: label, size and text."""
+    """Arrange `cells` of label, size and text in a row for each label, with a column for each size."""
     rows: dict[str, dict[tuple[int, ...], str]] = {}
     for label, size, text in cells:
         rows.setdefault(label, {})[tuple(size)] = text
@@ -345,23 +345,23 @@ def arrange_by_size(cells: Iterable[tuple[str, list[int], str]]) -> Rows:
 
 
 def show_label(row: Record) -> str:
-    """What a microbenchmark timed."""
+    """Say what a microbenchmark timed."""
     return f"`{row['part']}`" + (", gradient" if row["direction"] == "gradient" else "")
 
 
 def tabulate_parts(link: Link, name: str, *sizes: str) -> Rows:
-    """Ours, inside one program: microseconds, and relative to the floor."""
+    """Tabulate the time of ours inside one program, in microseconds and relative to the floor."""
     cells = []
     for row in read_results("parts", name):
         if row["method"] == "ours" and show(row["size"]) in sizes:
-            us, floor = show_number(row["us"]["median"]), row.get("over_floor")  # None: it was counted wrongly
+            us, floor = show_number(row["us"]["median"]), row.get("over_floor")  # None: it was miscounted
             text = us if floor is None else f"{us} (x{show_number(floor['median'])})"
             cells.append((show_label(row), row["size"], text + "?" * row["disturbed"]))
     return arrange_by_size(cells)
 
 
 def tabulate_rivals(link: Link, name: str) -> Rows:
-    """Other implementations: their time relative to ours."""
+    """Tabulate the time of other implementations relative to ours."""
     others = [row for row in read_results("parts", name) if row["method"] not in ("ours", "floor")]
     ratios = [show_number(row["over_ours"]["median"]) + "?" * row["disturbed"] for row in others]
     labels = [f"{show_label(row)}: {row['method']}" for row in others]
@@ -369,7 +369,7 @@ def tabulate_rivals(link: Link, name: str) -> Rows:
 
 
 def tabulate_update(link: Link, *names: str) -> Rows:
-    """A whole update against one written by hand."""
+    """Tabulate a whole update against one written by hand."""
     yield ["update", "size", "ours, ms", "over handwritten", "over handwritten with diagnostics"]
     for row in read_results("update", *names):
         linked, ours = link(f"`{row['recipe']}`", row["address"]), f"{row['run_ms']['ours']:.1f}"
@@ -377,7 +377,7 @@ def tabulate_update(link: Link, *names: str) -> Rows:
 
 
 def tabulate_budget(link: Link, name: str) -> Rows:
-    """The pieces of a training step: milliseconds, and relative to their floors."""
+    """Tabulate the pieces of a training step, in milliseconds and relative to their floors."""
     cells = []
     for row in read_results("budget", name):
         digits = max(3, len(str(int(row["ms"]))))
@@ -387,9 +387,9 @@ def tabulate_budget(link: Link, name: str) -> Rows:
 
 
 def tabulate_speed(link: Link, *names: str) -> Rows:
-    """How many times faster the recipe is, from records of whole runs of one seed."""
+    """Tabulate how many times faster the recipe is, from records of whole runs of one seed."""
     rivals = {"purejaxrl": "PureJaxRL", "rejax": "rejax", "sbx": "sbx", "sb3": "stable-baselines3"}
-    ratios: dict[str, dict[str, str]] = {}  # by environments and program, the last record of each
+    ratios: dict[str, dict[str, str]] = {}  # by environments and program; the last record of each counts
     for row in read_results("train", *names):
         if row["seeds"] == 1 and row["program"] != ONE_SEED:
             where = f"{row['env']}, {row['num_envs']}"
@@ -399,7 +399,7 @@ def tabulate_speed(link: Link, *names: str) -> Rows:
 
 
 def tabulate_train(link: Link, *names: str) -> Rows:
-    """Steps per second and compile times of whole runs."""
+    """Tabulate the steps per second and compile times of whole runs."""
     yield ["environments", "program", "steps/s", "time over cleanrl (quartiles)", "trace + compile, s"]
     for row in read_results("train", *names):
         linked = link(f"{row['env']}, {row['num_envs']}", row["address"])
@@ -410,7 +410,7 @@ def tabulate_train(link: Link, *names: str) -> Rows:
 
 
 def tabulate_devices(link: Link) -> Rows:
-    """What four of the devices send each other and compute, with many shards and, in parentheses, with one."""
+    """Tabulate what each of four devices sends and computes with many shards and, in parentheses, with one."""
     yield ["recipe", "megabytes sent", "FLOPs of a device, relative to those of one alone"]
     for (recipe,), rows in group_by(read_results("devices", "devices"), "recipe").items():
         found = {(row["scaling"], row["devices"]): row for row in rows}
@@ -421,7 +421,7 @@ def tabulate_devices(link: Link) -> Rows:
 
 
 def tabulate_hosts(link: Link, name: str) -> Rows:
-    """Steps per second with environments on the host."""
+    """Tabulate steps per second with environments on the host."""
     yield ["task, 8 environments", "program", "steps per second", "time relative to the recipe"]
     for row in read_results("hosts", name):
         yield [row["task"], row["program"], f"{row['steps_per_second']:,.0f}", show_quartiles(row["over_recipe"])]

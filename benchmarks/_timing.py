@@ -1,4 +1,4 @@
-"""Alternatives are timed in turn, so that their ratios within a round hold even on a machine that others use."""
+"""Time alternatives in turn, so that their ratios within a round hold even on a machine that others use."""
 
 import math
 import random
@@ -20,9 +20,9 @@ Quartiles = dict[str, float]
 
 
 def compile_cold(function: Callable[..., Any], *args: Any, options: Any = None) -> tuple[Callable[..., Any], Quartiles]:
-    """The compiled function, and the seconds that tracing and compiling it took, from cold caches.
+    """Compile from cold caches; return the compiled function, and the seconds that tracing and compiling took.
 
-    `options` are those of the compiler; None: XLA's own.
+    `options` are the compiler's options; None means XLA's own.
     """
     jax.clear_caches()
     jax.jit(jnp.negative)(0.0)  # the first compilation of a process also starts the compiler
@@ -34,9 +34,9 @@ def compile_cold(function: Callable[..., Any], *args: Any, options: Any = None) 
 
 
 def repeat(method: Callable[..., Any], numbered: bool = False) -> Callable[..., Any]:
-    """`method` n times in one program; the barrier keeps the repeats from being merged or moved out of the loop.
+    """Call `method` n times in one program; a barrier keeps the calls from being merged or moved out of the loop.
 
-    XLA moves those of a few numbers nevertheless, unless the method is `numbered`: its last argument is the repeat's.
+    XLA nevertheless moves calls on few numbers, unless the method is `numbered`: it takes the call's number last.
     """
 
     def run(n: Any, *args: Any) -> Any:
@@ -52,7 +52,7 @@ def repeat(method: Callable[..., Any], numbered: bool = False) -> Callable[..., 
 
 
 def measure_seconds(thunk: Thunk, calls: int = 1) -> float:
-    """Mean time of one call, until its results are ready."""
+    """Return the mean time of one call, until its results are ready."""
     began = time.perf_counter()
     for _ in range(calls):
         jax.block_until_ready(thunk())
@@ -60,14 +60,14 @@ def measure_seconds(thunk: Thunk, calls: int = 1) -> float:
 
 
 def interleave(thunks: Mapping[str, Thunk], rounds: int, at_least: float = 0.0, long: float = math.inf) -> Samples:
-    """Seconds per call, one sample of each method per round, in a new random order each round.
+    """Return seconds per call: one sample of each method per round, in a new random order in each round.
 
     A sample repeats the call until about `at_least` seconds have passed. Where one call of each takes more than `long`
     seconds, only a third of the rounds are run, and at least three.
     """
     calls, once = {}, {name: measure_seconds(thunk) for name, thunk in thunks.items()}
     for name, thunk in thunks.items():
-        took = once[name] if once[name] > at_least else measure_seconds(thunk)  # the first call of a fast one is slow
+        took = once[name] if once[name] > at_least else measure_seconds(thunk)  # a fast method's first call is slow
         calls[name] = max(1, round(at_least / took))
     if sum(once.values()) > long:
         rounds = max(3, rounds // 3)
@@ -81,9 +81,9 @@ def interleave(thunks: Mapping[str, Thunk], rounds: int, at_least: float = 0.0, 
 
 
 def make_loop(method: Callable[..., Any], args: tuple[Any, ...], numbered: bool = False) -> tuple[Thunk, int]:
-    """A program that calls `method` repeatedly, and the number of calls.
+    """Make a program that calls `method` repeatedly; return it, and the number of calls.
 
-    The calls take at least 5 ms, and are at least four (one if a call takes a second). A call also allocates its
+    The calls take at least 5 ms, and there are at least four (one if a call takes a second). A call also allocates its
     outputs and fills them.
     """
     loop = repeat(method, numbered)
@@ -97,25 +97,25 @@ def make_loop(method: Callable[..., Any], args: tuple[Any, ...], numbered: bool 
 
 
 def measure_calls(cases: Mapping[str, tuple[Any, ...]], rounds: int, long: float = math.inf) -> Samples:
-    """Seconds of a call of each method, one sample per round; `cases`: the arguments of `make_loop`."""
+    """Return the seconds of a call of each method, one sample per round; `cases` has the arguments of `make_loop`."""
     loops = {name: make_loop(*case) for name, case in cases.items()}
     taken = interleave({name: loop for name, (loop, _) in loops.items()}, rounds, long=long)
     return {name: [x / loops[name][1] for x in each] for name, each in taken.items()}
 
 
 def summarize(values: Sequence[float], scale: float = 1.0) -> Quartiles:
-    """Median, first and third quartile, times `scale`."""
+    """Return the median, first quartile and third quartile, times `scale`."""
     found = np.quantile(values, (0.5, 0.25, 0.75))
     return dict(zip(("median", "q1", "q3"), (scale * found).tolist(), strict=True))
 
 
 def compare(samples: Samples, name: str, reference: str) -> Quartiles:
-    """Median and quartiles of the paired ratios `name / reference`."""
+    """Return the median and quartiles of the paired ratios `name / reference`."""
     return summarize([a / b for a, b in zip(samples[name], samples[reference], strict=True)])
 
 
 def compute_speeds(seconds: Samples, steps: Mapping[str, int], **over: str) -> dict[str, dict[str, Any]]:
-    """Environment steps per second of each program, and its time for a step relative to that of those in `over`."""
+    """Return the environment steps per second of each program, and its time per step relative to each in `over`."""
     each = {name: [sample / steps[name] for sample in samples] for name, samples in seconds.items()}
     found: dict[str, dict[str, Any]] = {}
     for name, samples in each.items():
@@ -135,7 +135,7 @@ def assert_same(results: Mapping[str, Any], tolerance: float = 1e-3) -> None:
 
 
 def make_rollout(train: training.Train, key: jax.Array) -> pp.Batch:
-    """A rollout to time updates on, with ends of both kinds, and log-probabilities a little off the policy's."""
+    """Make a rollout to time updates on, with both kinds of ends, and log-probabilities a little off the policy's."""
     batch = train.collect(train.init(key))[1]
     keys = jax.random.split(key, 5)
     noise, reward, error = (jax.random.normal(key, batch.value.shape) for key in keys[:3])

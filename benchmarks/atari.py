@@ -4,8 +4,8 @@
     python -m benchmarks atari ale:pong --cleanrl ../cleanrl/.venv/bin/python ../cleanrl/cleanrl/ppo_atari.py
 
 Both train one seed after another on this machine; the script runs as in `hosts`. Its ale-py 0.8.1 comes without games:
-`ale-import-roms <folder>` takes them from `ale_py/roms` of a newer one. A record of benchmarks/results/atari.jsonl has
-the returns of whole games against environment steps.
+`ale-import-roms <folder>` imports them from `ale_py/roms` of a newer one. A record of benchmarks/results/atari.jsonl
+has the returns of whole games against environment steps.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from ._seeds import select_seeds
 
 
 def train_ours(config: atari_ppo.Config) -> dict[str, Any]:
-    """Train a seed with the recipe; each row has the steps so far, the mean return of ended games, and their number."""
+    """Train a seed with the recipe; a row has the steps so far, the mean return of ended games, and their number."""
     train = atari_ppo.make_train(config)
     with envs.host_errors():
         state = jax.block_until_ready(jax.jit(train.init)(jax.random.key(config.seed)))
@@ -40,7 +40,7 @@ def train_ours(config: atari_ppo.Config) -> dict[str, Any]:
 
 
 def train_cleanrl(python: str, script: str, config: atari_ppo.Config) -> dict[str, Any]:
-    """Train a seed with CleanRL's script; each row has the steps so far, the return of a game, and 1."""
+    """Train a seed with CleanRL's script; a row has the steps so far, the return of a game, and 1."""
     game = "".join(map(str.capitalize, config.env_id.removeprefix("ale:").split("_")))
     given = {"env-id": f"{game}NoFrameskip-v4", "seed": config.seed, "total-timesteps": config.total_timesteps}
     printed = _rivals.run_cleanrl(python, script, given)
@@ -50,7 +50,7 @@ def train_cleanrl(python: str, script: str, config: atari_ppo.Config) -> dict[st
 
 
 def measure(config: atari_ppo.Config, seeds: range, script: list[str] | None, address: str) -> None:
-    """Train the seeds in turn, and write the record after each; `script`: a Python, and CleanRL's script."""
+    """Train the seeds in turn, and write the record after each; `script` is a Python and CleanRL's script."""
     programs: dict[str, Callable[[atari_ppo.Config], dict[str, Any]]] = {"ppo_parts": train_ours}
     result: dict[str, Any] = {"task": config.env_id, "config": dataclasses.asdict(config)}
     result["env_steps"] = config.num_updates * config.num_envs * config.num_steps
@@ -66,7 +66,7 @@ def measure(config: atari_ppo.Config, seeds: range, script: list[str] | None, ad
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     records = "benchmarks/results/atari.jsonl"
     parser = make_parser(__doc__, steps=200_000, seeds=1, first_seed=1, cleanrl=None, json=records)
     parser.add_argument("task", help="ale:breakout, ale:pong, ...")

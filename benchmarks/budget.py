@@ -23,15 +23,15 @@ from . import _timing
 from ._records import collect, make_parser
 
 SIZES = ((128, 4), (128, 64), (128, 2048))
-ROWS = 2048  # of an evaluation at most: larger minibatches are evaluated in pieces, which stay in the cache
-OBS, ACTIONS, WIDTH = 4, 2, 64  # of CartPole-v1 and the recipe's networks
-KERNELS = 2 * OBS * WIDTH + 2 * WIDTH**2 + (ACTIONS + 1) * WIDTH  # of the actor and the critic
-UNITS = 4 * WIDTH  # hidden ones
+ROWS = 2048  # the most that are evaluated at once: larger minibatches are evaluated in pieces, which stay in the cache
+OBS, ACTIONS, WIDTH = 4, 2, 64  # sizes in CartPole-v1 and in the recipe's networks
+KERNELS = 2 * OBS * WIDTH + 2 * WIDTH**2 + (ACTIONS + 1) * WIDTH  # weights of the actor and the critic
+UNITS = 4 * WIDTH  # hidden units of both
 Piece = tuple[Any, tuple[Any, ...], int, float]  # a method, its arguments, its calls in an update, the floor of a call
 
 
 def measure_limits() -> dict[str, float]:
-    """Seconds for a multiplication with its addition, a tanh and a byte."""
+    """Return the seconds for a multiplication with its addition, for a tanh, and for a byte."""
     x, kernel = jnp.ones((ROWS, WIDTH)), jnp.ones((WIDTH, WIDTH))
     cases = {"product": (jnp.matmul, (x, kernel)), "tanh": (jnp.tanh, (x,)), "byte": (lambda x: x + 1, (x,))}
     amounts = {"product": x.size * WIDTH, "tanh": x.size, "byte": 2 * x.nbytes}
@@ -40,7 +40,7 @@ def measure_limits() -> dict[str, float]:
 
 
 def make_pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[str, float]) -> dict[str, Piece]:
-    """The pieces by name; `unit` has the seconds of `measure_limits`."""
+    """Return the pieces by name; `unit` has the seconds of `measure_limits`."""
     estimator, context = pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda), pp.Context(key=jax.random.key(0))
     optimizer = pp.clipped_adam(config.learning_rate, config.max_grad_norm)
 
@@ -73,7 +73,7 @@ def make_pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[st
     begin, batch = train.init(jax.random.key(0)), estimate(_timing.make_rollout(train, jax.random.key(1)))
     samples, params = batch.value.size, begin.learner.params
     minibatches, rows = config.update_epochs * config.num_minibatches, samples // config.num_minibatches
-    each = min(rows, ROWS)  # rows of an evaluation
+    each = min(rows, ROWS)  # rows per evaluation
     evaluations = minibatches * rows // each
     fields = (batch.obs, batch.action, batch.log_prob, batch.value, batch.advantage, batch.target)
     flat = jax.tree.map(lambda x: x.reshape(samples, *x.shape[2:]), fields)
@@ -83,7 +83,7 @@ def make_pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[st
     def size_of(*arrays: Any) -> float:
         return unit["byte"] * sum(x.nbytes for x in jax.tree.leaves(arrays))
 
-    evaluated = unit["product"] * KERNELS + unit["tanh"] * UNITS  # of one row
+    evaluated = unit["product"] * KERNELS + unit["tanh"] * UNITS  # for one row
     differentiated = unit["product"] * (2 * KERNELS - 2 * OBS * WIDTH) + unit["byte"] * 4 * UNITS
     return {
         "rollout": (
@@ -106,7 +106,7 @@ def make_pieces(config: cleanrl_ppo.Config, train: training.Train, unit: dict[st
 
 
 def measure(steps: int, environments: int, rounds: int) -> Iterator[dict[str, Any]]:
-    """A row for each piece, and one for the whole."""
+    """Yield a row for each piece, and one for the whole."""
     config = cleanrl_ppo.Config(num_steps=steps, num_envs=environments, total_timesteps=100 * steps * environments)
     train = cleanrl_ppo.make_train(config)
     found = make_pieces(config, train, measure_limits())
@@ -116,7 +116,7 @@ def measure(steps: int, environments: int, rounds: int) -> Iterator[dict[str, An
     floors = {name: 1e3 * calls * floor for name, (*_, calls, floor) in found.items()}
     for times in (ms, floors):
         times["backward"] = times.pop("forward and backward") - times["forward"]
-        times["whole"] = times.pop("whole")  # comes last
+        times["whole"] = times.pop("whole")  # put it last
     floors["whole"] = sum(floors.values())
     for name in ms:
         yield {"size": [steps, environments], "piece": name, "ms": ms[name], "floor_ms": floors[name]}

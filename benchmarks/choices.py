@@ -15,7 +15,7 @@ from ppo_parts.recipes.mujoco_ppo import Config
 
 
 def terminate_at_time_limits() -> pp.Part:
-    """CleanRL's choice: a time limit ends the episode like a failure."""
+    """Make CleanRL's choice: a time limit ends the episode like a failure."""
 
     def update(batch: pp.Batch) -> pp.Batch:
         return batch.replace(terminated=jnp.maximum(batch.terminated, batch.truncated))
@@ -36,7 +36,7 @@ def make_chain(
     value: pp.Part | None = None,
     last: pp.Part | None = None,
 ) -> pp.Part:
-    """The chain with some choices changed; None and the defaults are CleanRL's, except for the time limit."""
+    """Make the chain with some choices changed; None and the defaults are CleanRL's, except for the time limit."""
     estimator = pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda)
     of_minibatches = pp.chain(parts.evaluate_next_obs(), parts.one_more_step(config.gamma, config.gae_lambda))
     standardize = pp.advantage_normalize(ddof=1)
@@ -56,13 +56,13 @@ def make_chain(
 
 
 def segments(config: Config) -> pp.Part:
-    """Minibatches of consecutive steps of one environment, in a new random order in each epoch."""
+    """Draw minibatches of consecutive steps of one environment, in a new random order in each epoch."""
     length = config.num_envs * config.num_steps // config.num_minibatches
     return pp.time_chunks(config.num_minibatches, config.update_epochs, length=length)
 
 
 def segments_in_order(config: Config) -> pp.Part:
-    """The same minibatches as those of `segments`, in the same order in each epoch."""
+    """Draw the minibatches of `segments` in the same order in each epoch."""
     rows = np.arange(config.num_envs * config.num_steps).reshape(config.num_steps, config.num_envs)
     return pp.given_indices(np.tile(rows.T.reshape(1, config.num_minibatches, -1), (config.update_epochs, 1, 1)))
 
@@ -77,8 +77,8 @@ def make_train(
     squash: bool = False,
     **choices: Any,
 ) -> training.Train:
-    """A run of the chain with these choices, and of CleanRL's optimizer with one transformation replaced."""
-    # A squashed action is within the bounds, and neither mapped onto them nor changed by the clip.
+    """Make a run of the chain with these choices, and of CleanRL's optimizer with one transformation replaced."""
+    # A squashed action is within the bounds, so it is neither mapped onto them nor changed by the clip.
     env = env or envs.prepare(envs.make(config.env_id), normalize=True, gamma=config.gamma, rescale=not squash)
     network = networks.actor_critic(env, config.hidden, "tanh", log_std=config.log_std, squash=squash)
     policy = parts.in_two_entries(network)
@@ -89,7 +89,7 @@ def make_train(
 
 
 class Difference:
-    """A choice in which libraries differ, the libraries that make it, and the arguments of `make_train` for it."""
+    """A choice in which libraries differ, the libraries that make it, and the `make_train` arguments that make it."""
 
     def __init__(self, what: str, who: str, **choices: Any) -> None:
         self.what, self.who, self.choices = what, who, choices

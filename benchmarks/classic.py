@@ -13,7 +13,7 @@ from ppo_parts.recipes import cleanrl_ppo
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(cleanrl_ppo.Config):
-    """CleanRL's hyperparameters, and further ones; the defaults are those of MountainCar-v0 with a million steps."""
+    """CleanRL's hyperparameters and others; the defaults are those for MountainCar-v0 with a million steps."""
 
     env_id: str = "MountainCar-v0"
     total_timesteps: int = 1_000_000
@@ -24,9 +24,9 @@ class Config(cleanrl_ppo.Config):
     clip_vloss: bool = False
     ent_coef: float = 0.0
     normalize_env: bool = True
-    normalize_observations: bool = True  # False: rewards alone are normalized
-    normalize_rewards: bool = True  # False: observations alone are normalized
-    refresh: Literal["rollout", "epoch"] = "epoch"  # how often advantages are computed again
+    normalize_observations: bool = True  # False: only rewards are normalized
+    normalize_rewards: bool = True  # False: only observations are normalized
+    refresh: Literal["rollout", "epoch"] = "epoch"  # how often advantages are recomputed
     log_std: float = 0.0  # initial logarithm of the standard deviation of continuous actions
 
 

@@ -1,4 +1,4 @@
-"""PPO with a memory for Craftax-Classic, whose network embeds the tiles of the map.
+"""PPO with a memory for Craftax-Classic; its network embeds the tiles of the map.
 
 `python -m benchmarks learning craftax_classic_memory --set memory=lru` trains with another memory.
 """
@@ -16,7 +16,7 @@ from ppo_parts import distributions, envs, networks, training
 from ppo_parts.recipes import cleanrl_ppo
 
 ROWS, COLUMNS, SYMBOLS = 7, 9, 21  # the map comes first in an observation; each tile has one-hot symbols
-SCALES = np.repeat([10.0, 3.0, 1.0], [12, 4, 6])  # of the inventory and the vital signs, both in tenths, and of flags
+SCALES = np.repeat([10.0, 3.0, 1.0], [12, 4, 6])  # of the inventory and the vital signs (both in tenths), and of flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Config(cleanrl_ppo.Config):
 
 
 class Network(nn.Module):
-    """Logits and value from the map, whose tiles share an embedding, and from the numbers after it."""
+    """Compute logits and a value from the map, whose tiles share an embedding, and from the numbers after it."""
 
     config: Config
     num_actions: int

@@ -1,4 +1,4 @@
-"""Communication between devices, and the work of each, read from compiled programs: nothing is run.
+"""Communication between devices, and the work of each, read from compiled programs; nothing is run.
 
     python -m benchmarks devices --json benchmarks/results/devices.jsonl#devices
 
@@ -23,7 +23,7 @@ from ._records import collect, make_parser
 KINDS = "all-gather|all-reduce|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 ENVS = 32  # of each device under weak scaling, and of each of 64 shards under strong scaling
-COMPARED = 4  # devices on which programs with one shard are counted, too
+COMPARED = 4  # number of devices for which programs with one shard are counted, too
 SIZES = {"num_steps": 16, "total_timesteps": 10**9, "num_minibatches": 4, "update_epochs": 2}
 RECIPES: dict[str, tuple[Any, Any]] = {
     "CleanRL, shuffled minibatches": (cleanrl_ppo, cleanrl_ppo.Config()),
@@ -43,14 +43,14 @@ class Operation(NamedTuple):
 
 
 def read_shape(text: str) -> tuple[int, ...]:
-    """A shape such as "4,2"."""
+    """Parse a shape such as "4,2"."""
     return tuple(int(x) for x in text.split(",") if x)
 
 
 def read_operations(compiled: Any, kinds: str = KINDS) -> list[Operation]:
     """Return the collectives of a program, or its products of matrices if `kinds` is "dot".
 
-    Those in loops count as often as they run, and all branches count. (XLA's own count of FLOPs ignores loops.)
+    Operations in loops count as often as they run, and all branches count. (XLA's own count of FLOPs ignores loops.)
     """
     computation = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\n((?:.*\n)*?)\}", re.MULTILINE)
     found = computation.findall(compiled.as_text())
@@ -84,7 +84,7 @@ def read_operations(compiled: Any, kinds: str = KINDS) -> list[Operation]:
 
 
 def measure(module: Any, config: Any, num_devices: int, one_shard: bool = False) -> dict[str, Any]:
-    """Compile a rollout and an update for this many devices, and count; `one_shard`: samplers mix what devices hold."""
+    """Compile a rollout and an update for this many devices, and count; `one_shard`: samplers mix all devices' data."""
     train = module.make_train(config)
     program = training.Program(train, 0, training.RunOptions(num_devices=num_devices))
     if one_shard:

@@ -14,5 +14,5 @@ VARIANTS = {name: Variant(each.make_train, contact_forces=False) for name, each 
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     run(__doc__, VARIANTS, "differences")

@@ -1,10 +1,10 @@
-"""`python -m ppo_parts.doctor` on planted faults and on healthy runs: how often is it right?
+"""How often is `python -m ppo_parts.doctor` right, on planted faults and on healthy runs?
 
     python -m benchmarks doctor --runs build/doctor --json benchmarks/results/doctor.jsonl#cpu
 
 The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 8100.
-All faults that are numbers are planted in one program for each task, with an axis for faults and seeds. A fault is
-harmful if the run ends below every healthy run of its program, and a run without a fault is healthy unless it idles.
+All faults that are numbers are planted in one program per task, which has one axis for all faults and seeds. A fault
+is harmful if the run ends below every healthy run of its program; a run without a fault is healthy unless it is idle.
 `--runs` keeps the metrics, so that rules can be judged again without training.
 """
 
@@ -30,7 +30,7 @@ from ._records import COMMIT, Record, make_parser, write
 from ._seeds import make_eval_key, make_keys, vectorize
 from .faults import FAULTS, NORMAL, TRACED, Numbers, make_train
 
-Judged = tuple[str, list[str], bool]  # what was planted and found, and whether it did harm (or a healthy run idled)
+Judged = tuple[str, list[str], bool]  # what was planted, what was found, and if it did harm (or a healthy run idled)
 SETTINGS = {"epochs_many": {"update_epochs": 40}, "minibatch_small": {"num_minibatches": 128}}
 """Faults that are settings of a program. The small minibatches have 4 or 8 elements."""
 DISCRETE = Config(num_envs=8, num_steps=64, learning_rate=2e-3, hidden=(32, 32))
@@ -56,7 +56,7 @@ COUNTED = ("update_epochs", "num_minibatches", "num_steps", "num_envs")
 
 
 def measure(train: training.Train, key: Any, config: Any, f: Numbers = NORMAL) -> dict[str, Any]:
-    """Train, and return metrics `[updates]`, those of an evaluation, and those of a probe."""
+    """Train, and return metrics `[updates]`, together with those of an evaluation and of a probe."""
 
     def unless(fault: str, last: Any, first: Any) -> Any:
         return jax.tree.map(lambda a, b: jnp.where(f[fault] > 0, b, a), last, first)
@@ -73,7 +73,7 @@ def measure(train: training.Train, key: Any, config: Any, f: Numbers = NORMAL) -
 
 
 def run_lanes(base: Config, names: list[str], first_seed: int, shared: bool = False, memory: bool = False) -> Record:
-    """Run one lane for each name of a fault, or "healthy", in one program; seeds are counted for each name."""
+    """Run one lane for each name of a fault, or "healthy", in one program; seeds count up separately for each name."""
     env, normal = envs.make(base.env_id), NORMAL | {name: getattr(base, name) for name in TRACED}
     rows = [normal | FAULTS.get(name, {}) for name in names]
     for row, name in zip(rows, names, strict=True):
@@ -91,7 +91,7 @@ def run_lanes(base: Config, names: list[str], first_seed: int, shared: bool = Fa
 
 
 def join_lanes(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Join programs of one task and of equally many updates."""
+    """Join the runs of programs that have the same task and number of updates."""
     whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0] if key != "config"}
     return whole | {"config": parts[0]["config"]}
 
@@ -136,7 +136,7 @@ QUICK_DISCRETE, QUICK_BOXED = (dataclasses.replace(x, num_envs=16, num_steps=64)
 def run_with_memory(env_id: str, first_seed: int) -> dict[str, Any]:
     """Run lanes whose policy has a memory."""
     base = dataclasses.replace(DISCRETE, env_id=env_id, num_envs=16, total_timesteps=40_960)
-    short = dataclasses.replace(base, num_steps=4, num_envs=256)  # with as many steps in each update
+    short = dataclasses.replace(base, num_steps=4, num_envs=256)  # each update has as many steps
     rows = [(base, ["memory_not_reset", "healthy"] * 3), (short, ["rollout_short"] * 3)]
     return join_lanes([run_lanes(*row, first_seed, shared=True, memory=True) for row in rows])
 
@@ -246,7 +246,7 @@ def find_harmed(runs: dict[str, Any]) -> np.ndarray:
     returns = runs["episode_return"]
     late = np.nanmean(returns[:, -(returns.shape[1] // 4) :], axis=1)
     scores, clean = (late, runs["evaluation/episode_return"]), runs["name"] == "healthy"
-    return np.any([~(x >= np.nanmin(x[clean])) for x in scores], axis=0)  # also without an episode
+    return np.any([~(x >= np.nanmin(x[clean])) for x in scores], axis=0)  # true also if no episode ended
 
 
 def find_idle(runs: dict[str, Any]) -> np.ndarray:
@@ -254,11 +254,11 @@ def find_idle(runs: dict[str, Any]) -> np.ndarray:
     count = runs["episode_return"].shape[1] // 4
     first, last = runs["episode_return"][:, :count], runs["episode_return"][:, -count:]
     error = np.sqrt((np.nanvar(first, axis=1) + np.nanvar(last, axis=1)) / count)
-    return ~(np.nanmean(last, axis=1) - np.nanmean(first, axis=1) > 2 * error)  # also without an episode
+    return ~(np.nanmean(last, axis=1) - np.nanmean(first, axis=1) > 2 * error)  # true also if no episode ended
 
 
 def judge(rows: list[Judged]) -> dict[str, Any]:
-    """Count runs by what was planted and by the first finding, and the shares of right ones."""
+    """Count runs by what was planted and by the first finding, and compute the shares of right findings."""
     matrix: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for name, names, bad in rows:
         matrix["idle" if bad and name == "healthy" else name][names[0] if names else "nothing"] += 1
@@ -285,7 +285,7 @@ def main() -> None:
     command_line = make_parser(__doc__, json=None)
     command_line.add_argument("--runs", type=Path, default=Path("build/doctor"), help="folder with metrics of the runs")
     options = command_line.parse_args()
-    results: dict[str, Any] = {"commits": {}}  # of the runs, which may be older than the rules
+    results: dict[str, Any] = {"commits": {}}  # the commits of the runs, which may be older than the rules
     for split, programs in {"training": TRAINING, "held_out": HELD_OUT}.items():
         rows: list[Judged] = []
         for name, program in programs.items():

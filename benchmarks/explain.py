@@ -1,12 +1,12 @@
-"""What is the gap between two libraries made of? The effect of each choice in which their PPO differs.
+"""What is the gap between two libraries made of? Measure the effect of each choice in which their PPO differs.
 
     python -m benchmarks explain stable_baselines3 rsl_rl --env-id gym:HalfCheetah-v5 --steps 3e5
 
-Between the two updates lie those that have some choices of each. Every seed walks from the first library to the second
-in a random order of its own, one choice at a time, and in the reverse order. The effect of a choice is the mean change
-where it is made: its Shapley value, sampled (Castro et al. 2009, doi:10.1016/j.cor.2008.04.004), with antithetic
+Between the two updates lie those with some choices of each library. Each seed walks from the first library to the
+second in its own random order, one choice at a time, and then in the reverse order. The effect of a choice is the mean
+change where it is made: its sampled Shapley value (Castro et al. 2009, doi:10.1016/j.cor.2008.04.004), with antithetic
 orders. The effects of a seed add up to its gap. Rollouts, network and λ are the same in all runs. The record in
-benchmarks/results/explain.jsonl keeps the return of the last 100 episodes of each run; the same command continues it,
+benchmarks/results/explain.jsonl keeps the return of the last 100 episodes of each run. The same command continues it,
 and more seeds extend it.
 """
 
@@ -29,7 +29,7 @@ from ._seeds import compare_pairs, measure_training, select_seeds, show_change, 
 
 CHOICES: dict[str, dict[str, Any]] = {name: each.choices for name, each in choices.DIFFERENCES.items()}
 UNCLIPPED, RATE = {"value": pp.value_loss(coef=1.0)}, {"rate": pp.optim.scale_by_update_schedule(1e-3)}
-LIBRARIES: dict[str, dict[str, dict[str, Any]]] = {  # what changes the chain and the optimizer of `choices`
+LIBRARIES: dict[str, dict[str, dict[str, Any]]] = {  # what each changes in the chain and the optimizer of `choices`
     "cleanrl": {"time limits": CHOICES["time_limit_terminates"]},
     "stable_baselines3": {"value loss": UNCLIPPED, "learning rate": CHOICES["constant_rate"]},
     "tianshou": {
@@ -56,13 +56,13 @@ LIBRARIES: dict[str, dict[str, dict[str, Any]]] = {  # what changes the chain an
 
 
 def list_differing(first: str, second: str) -> list[str]:
-    """The names of the choices in which two libraries differ."""
+    """Return the names of the choices in which two libraries differ."""
     a, b = LIBRARIES[first], LIBRARIES[second]
     return [name for name in {**a, **b} if a.get(name) != b.get(name)]
 
 
 def make_between(config: choices.Config, first: str, second: str, of_second: Sequence[str]) -> training.Train:
-    """The run with the named choices of the second library, and the others of the first."""
+    """Make the run with the named choices of the second library, and the others of the first."""
     made = LIBRARIES[first] | {name: LIBRARIES[second].get(name, {}) for name in of_second}
     given = {argument: x for choice in made.values() for argument, x in choice.items()}
     fields = {argument: given.pop(argument) for argument in [*given] if argument in config.__dataclass_fields__}
@@ -70,14 +70,14 @@ def make_between(config: choices.Config, first: str, second: str, of_second: Seq
 
 
 def draw_walks(names: Sequence[str], seed: int) -> Iterator[tuple[list[str], list[str]]]:
-    """Both walks of a seed: the order of the choices, and the stops, with a 1 for each choice of the second library."""
+    """Yield both walks of a seed: the order of the choices, and the stops (1: a choice of the second library)."""
     order = [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
     for walk in (order, order[::-1]):
         yield walk, ["".join(str(int(name in walk[:made])) for name in names) for made in range(len(walk) + 1)]
 
 
 def find_missing(result: Record) -> dict[str, list[int]]:
-    """The stops at which seeds of a record have no return yet, and these seeds."""
+    """Return the stops at which seeds of a record have no return yet, with these seeds."""
     missing: dict[str, list[int]] = {}
     for seed in result["seeds"]:
         for stop in dict.fromkeys(stop for _, stops in draw_walks(result["choices"], seed) for stop in stops):
@@ -87,30 +87,30 @@ def find_missing(result: Record) -> dict[str, list[int]]:
 
 
 def compute_effects(result: Record) -> dict[str, np.ndarray]:
-    """The effect of each choice, and the `gap`, for each seed of a record."""
+    """Return the effect of each choice, and the `gap`, for each seed of a record."""
     names, seeds, returns = result["choices"], result["seeds"], result["returns"]
     found = {name: np.zeros(len(seeds)) for name in names}
     for i, seed in enumerate(seeds):
         for walk, stops in draw_walks(names, seed):
-            reached = np.array([returns[stop][str(seed)] for stop in stops], float)  # a record has null for NaN
+            reached = np.array([returns[stop][str(seed)] for stop in stops], float)  # a record has null instead of NaN
             for name, change in zip(walk, np.diff(reached), strict=True):
                 found[name][i] += change / 2
     return found | {"gap": np.sum(list(found.values()), axis=0)}
 
 
 def explain_gap(result: Record) -> dict[str, Record]:
-    """The mean effect of each choice, the largest first, with intervals that hold together, and then the gap."""
+    """Return each choice's mean effect, the largest first, with simultaneous intervals, and then the gap."""
     *found, (_, gap) = compute_effects(result).items()
     changes = {name: compare_pairs(effects, 0, len(found)) for name, effects in found}
     return dict(sorted(changes.items(), key=lambda x: -abs(x[1]["mean"]))) | {"gap": compare_pairs(gap, 0)}
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     parser = make_parser(__doc__, steps=300_000, seeds=10, first_seed=1, json="benchmarks/results/explain.jsonl")
-    parser.add_argument("first", choices=LIBRARIES, help="the library to begin with")
-    parser.add_argument("second", choices=LIBRARIES, help="the library to end with")
-    parser.add_argument("--env-id", default="gym:HalfCheetah-v5", help="what is played (default: %(default)s)")
+    parser.add_argument("first", choices=LIBRARIES, help="the library to start from")
+    parser.add_argument("second", choices=LIBRARIES, help="the library to end at")
+    parser.add_argument("--env-id", default="gym:HalfCheetah-v5", help="the environment (default: %(default)s)")
     options = parser.parse_args()
     if not (names := list_differing(options.first, options.second)):
         parser.error("the libraries must differ")
@@ -124,7 +124,7 @@ def main() -> None:
     returns: dict[str, dict[str, float]] = begun.get("returns", {})
     result = same | {"seeds": sorted({*begun.get("seeds", ()), *select_seeds(options)}), "returns": returns}
     missing = find_missing(result)
-    for end in ([], names) if missing else ():  # an environment that one of them cannot play is an early error
+    for end in ([], names) if missing else ():  # fail early if one of them cannot play the environment
         make_between(config, options.first, options.second, end)
     for number, (stop, which) in enumerate(missing.items(), 1):
         of_second = [choice for choice, digit in zip(names, stop, strict=True) if digit == "1"]

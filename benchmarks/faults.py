@@ -1,4 +1,4 @@
-"""CleanRL's PPO with planted faults. Each is a number, so one program trains with all of them, side by side.
+"""CleanRL's PPO with planted faults. Each fault is a number, so one program trains with all of them side by side.
 
 `python -m benchmarks doctor` counts which of them the doctor finds; a *lane* is one of the runs of a program.
 """
@@ -33,10 +33,10 @@ FAULTS: dict[str, dict[str, float]] = {
     "log_prob_wrong": {"bent": 1}, "softmax_twice": {"twice": 1}, "actions_narrow": {"narrow": 1},
     "update_reversed": {"advantage": -1},
 }  # fmt: skip
-"""By the rule that should find it (the text in brackets distinguishes variants); a learning rate is a factor."""
+"""Faults by the rule that should find them (text in brackets distinguishes variants); a learning rate is a factor."""
 NORMAL: dict[str, float] = {name: 0 for fault in FAULTS.values() for name in fault if name not in TRACED}
 NORMAL |= {"reward": 1.0, "obs": 1.0, "advantage": 1.0, "standardize": 1, "unit": 1, "target_kl": 1e9}
-"""Numbers that plant faults, at values where they do nothing. Others are fields of the configuration."""
+"""Numbers that plant faults, at values where they do nothing. Other faults are fields of the configuration."""
 
 
 def plant_in_env(env: envs.Env, f: Numbers, normalized: bool) -> envs.Env:
@@ -74,7 +74,7 @@ def plant_in_env(env: envs.Env, f: Numbers, normalized: bool) -> envs.Env:
 
 
 def plant_in_rollout(rollout: pp.Rollout, f: Numbers, space: Any) -> pp.Rollout:
-    """Plant the faults of what is stored."""
+    """Plant the faults of the stored rollout."""
 
     def collect(key: Any, params: Any, state: Any) -> Any:
         state, batch, metrics = rollout.collect(key, params, state)
@@ -93,7 +93,7 @@ def plant_in_rollout(rollout: pp.Rollout, f: Numbers, space: Any) -> pp.Rollout:
 
 
 def plant_in_distribution(distribution: Any, f: Numbers, boxed: bool) -> Any:
-    """Plant a second softmax; or a range of 1 %, and samples that are squashed, which the log-probability ignores."""
+    """Plant a second softmax; or a range of 1 %, and squashed samples whose log-probability ignores that."""
     if not boxed:
         logits = distribution.logits
         return distributions.Categorical(jnp.where(f["twice"] > 0, jax.nn.softmax(logits), logits))
@@ -111,7 +111,7 @@ def plant_in_distribution(distribution: Any, f: Numbers, boxed: bool) -> Any:
 
 
 def plant_in_policy(policy: pp.Policy, f: Numbers, memory: bool, boxed: bool) -> pp.Policy:
-    """Plant the faults of the first parameters, of a memory, and of a distribution."""
+    """Plant the faults of the first parameters, of the memory, and of the distribution."""
 
     def init(key: Any) -> Any:
         def changed(path: Any, x: Any) -> Any:

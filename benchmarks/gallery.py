@@ -1,8 +1,8 @@
-"""Learning curves of variants of the gallery on small tasks: the lines of its tables, and the code of its cards.
+"""Learning curves of the gallery's variants on small tasks: the lines of its tables, and the code of its cards.
 
     python -m benchmarks gallery two-hot PopArt --json mine.jsonl
 
-Each becomes a record of benchmarks/results/gallery.jsonl, which the site draws beside the variant. Nothing is tuned.
+Each variant is a record of benchmarks/results/gallery.jsonl; the site draws it beside the variant. Nothing is tuned.
 """
 
 import functools
@@ -26,7 +26,7 @@ from ._records import claim, make_parser, write
 from ._seeds import make_keys, select_seeds, vectorize
 
 GAE, NORMALIZED = pp.gae(gamma=0.99, gae_lambda=0.95), pp.advantage_normalize(ddof=1)
-PARTS = {  # of CleanRL's `ppo.py`
+PARTS = {  # the parts of CleanRL's `ppo.py`
     "estimate": GAE,
     "sampler": pp.shuffled_minibatches(num_minibatches=4, num_epochs=4),
     "normalize": NORMALIZED,
@@ -38,13 +38,13 @@ PARTS = {  # of CleanRL's `ppo.py`
 POINTS, FEATURES, UNITS, RATE = 16, 64, 64, 1e-3
 CARTPOLE, PENDULUM, CHOICES = "CartPole-v1", "Pendulum-v1", "a choice with a cost"
 SIZES = {CARTPOLE: (50_000, 8, 128), PENDULUM: (200_000, 16, 128), CHOICES: (50_000, 16, 20)}
-"""Environment steps of each seed, environments, and steps of a rollout; other tasks have those of CartPole."""
-UPDATES = 50_000 // (8 * 128)  # of a run on CartPole
+"""Environment steps per seed, number of environments, and steps per rollout; other tasks have those of CartPole."""
+UPDATES = 50_000 // (8 * 128)  # in a run on CartPole
 ADAM, LINEAR = pp.clipped_adam(RATE, 0.5), "PPO, linear, "
 
 
 class Variant(NamedTuple):
-    """A chain, and what differs from a network with two layers, annealed Adam and the return on CartPole."""
+    """A chain, and what differs from two-layer networks, annealed Adam and the return on CartPole."""
 
     chain: pp.Part
     policy: pp.Policy | None = None
@@ -57,12 +57,12 @@ class Variant(NamedTuple):
 
 
 def ppo(*extra: pp.Part, **replaced: pp.Part) -> pp.Part:
-    """The chain of `PARTS`, some of which are replaced, with more parts at its end."""
+    """Make the chain of `PARTS`, with some of them replaced and more parts at its end."""
     return pp.chain(*(PARTS | replaced).values(), *extra)
 
 
 def add_features(env: envs.Env) -> envs.Env:
-    """An environment with random features of its observations, because the policies of the cards are linear."""
+    """Add random features to an environment's observations, because the policies of the cards are linear."""
     env, keys = envs.prepare(env, normalize=True, gamma=0.99), jax.random.split(jax.random.key(0))
     sizes = (env.observation_space.shape[0], FEATURES - env.observation_space.shape[0])
     weights, bias = jax.random.normal(keys[0], sizes), jax.random.normal(keys[1], sizes[1:])
@@ -74,7 +74,7 @@ def add_features(env: envs.Env) -> envs.Env:
 
 
 def make_policy(evaluate: Any, shapes: Any, draws: bool = False) -> pp.Policy:
-    """A policy whose first parameters are random in matrices, 0 in vectors, and the given numbers."""
+    """Make a policy whose first parameters are random matrices, zero vectors, and the given numbers."""
     leaf = {"is_leaf": lambda x: type(x) is tuple}
     start = jax.tree.map(lambda x: jnp.zeros(x) if isinstance(x, tuple) else jnp.float32(x), shapes, **leaf)
 
@@ -89,14 +89,14 @@ def on_features(
     module: Any, chain: str | pp.Part, shapes: Any, evaluate: str = "evaluate", task: str = CARTPOLE,
     draws: bool = False, optimizer: Any = None,
 ) -> Variant:  # fmt: skip
-    """A chain of a card with its policy, whose parameters have these shapes."""
+    """Make a variant of a card's chain with its policy, whose parameters have these shapes."""
     policy = make_policy(getattr(module, evaluate), shapes, draws)
     chain = getattr(module, chain) if isinstance(chain, str) else chain
     return Variant(chain, policy, add_features(envs.make(task)), task, optimizer, without=LINEAR + task)
 
 
 def make_linear(task: str = CARTPOLE) -> Variant:
-    """Plain PPO with a linear policy."""
+    """Make plain PPO with a linear policy."""
 
     def evaluate(params: Any, batch: pp.Batch) -> Any:
         out, value = batch.obs @ params["policy"], batch.obs @ params["value"]
@@ -109,7 +109,7 @@ def make_linear(task: str = CARTPOLE) -> Variant:
 
 
 def make_recurrent(heading: str, chain: str) -> Variant:
-    """A card whose policy has a memory."""
+    """Make a card's variant whose policy has a memory."""
     module = load_card("networks", heading)
     module.OBS = FEATURES
     policy = pp.Policy(module.init, module.evaluate, module.initial_carry)
@@ -117,7 +117,7 @@ def make_recurrent(heading: str, chain: str) -> Variant:
 
 
 def make_train(variant: Variant) -> training.Train:
-    """The run of a variant."""
+    """Make the run of a variant."""
     steps, num_envs, num_steps = SIZES.get(variant.task, SIZES[CARTPOLE])
     config = training.Config(env_id=variant.task, total_timesteps=steps, num_envs=num_envs, num_steps=num_steps)
     env = variant.env or envs.prepare(envs.make(variant.task), normalize=True, gamma=0.99)
@@ -127,23 +127,23 @@ def make_train(variant: Variant) -> training.Train:
 
 
 def trace_rollout(variant: Variant) -> pp.Batch:
-    """The shapes of a rollout, for a replay of it."""
+    """Return the shapes of a rollout, which a replay of it needs."""
     train = make_train(variant)
     return jax.eval_shape(train.collect, train.shapes[0])[1]
 
 
 def replacing(place: str, *names: str) -> dict[str, Callable[[], Variant]]:
-    """PPO with the line of each of these rows in place of one of `PARTS`."""
+    """Replace one of `PARTS` in PPO by the line of each of these rows."""
     return {name: lambda name=name: Variant(ppo(**{place: evaluate_line(name)})) for name in names}
 
 
 def on_pendulum(chain: pp.Part) -> Variant:
-    """A chain for continuous actions."""
+    """Make a variant for continuous actions."""
     return Variant(chain, task=PENDULUM, without=f"PPO, {PENDULUM}")
 
 
 def make_classifying(name: str) -> Variant:
-    """Critics that classify."""
+    """Make a variant with a critic that classifies."""
     module = load_card("values", "Critics that classify")
 
     def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
@@ -155,7 +155,7 @@ def make_classifying(name: str) -> Variant:
 
 
 def make_phasic() -> Variant:
-    """A phase that distills values every 16 updates."""
+    """Make a variant with a phase that distills values every 16 updates."""
     module, seen = load_card("values", "Phasic policy gradient"), trace_rollout(make_linear())
     shapes = {"policy": {"body": (FEATURES, UNITS), "logits": (UNITS, 2), "value": (UNITS,)}, "value": (FEATURES,)}
     chain = module.phasic(seen.replace(target=seen.value), num_rollouts=16)
@@ -163,14 +163,14 @@ def make_phasic() -> Variant:
 
 
 def make_constrained(limit: float) -> Variant:
-    """An expensive action with a limit."""
+    """Make a variant with an expensive action and a limit."""
     module = load_card("values", "Constraints")
     policy = make_policy(module.evaluate, {"policy": (1, 2), "value": (1, 2)})
     return Variant(module.constrained(limit), policy, module.env, CHOICES, None, "cost", ("cost",), "no limit")
 
 
 def make_objectives(weight: float) -> Variant:
-    """An effort whose square is a cost, with a weight."""
+    """Make a variant with an effort whose square is a cost, with a weight."""
     module = load_card("values", "Several objectives")
 
     def measured(batch: pp.Batch) -> pp.Batch:
@@ -184,7 +184,7 @@ def make_objectives(weight: float) -> Variant:
 
 
 def make_cloning() -> Variant:
-    """PPO with demonstrations of the rule by which a card's teacher pushes the cart."""
+    """Make PPO with demonstrations of the rule by which a card's teacher pushes the cart."""
     obs = jax.random.uniform(jax.random.key(0), (1024, 4), minval=-0.3, maxval=0.3)
     data = {"demonstrations": (obs, (obs @ jnp.array([0.0, 0.5, 10.0, 2.0]) > 0).astype(jnp.int32))}
     given = pp.stateless(
@@ -196,28 +196,28 @@ def make_cloning() -> Variant:
 
 
 def make_distillation() -> Variant:
-    """A student that does not see how fast the cart moves."""
+    """Make a student that does not see how fast the cart moves."""
     module = load_card("imitation", "Distillation")
     seen = with_observations(envs.make(CARTPOLE), lambda obs: envs.Observation(obs.at[..., 1].set(0), privileged=obs))
     return Variant(module.pipeline, make_policy(module.student, (4, 2)), seen, optimizer=optax.adam(30 * RATE))
 
 
 def make_imitating() -> Variant:
-    """A phase that replays good steps."""
+    """Make a variant with a phase that replays good steps."""
     seen = trace_rollout(Variant(ppo()))
     chain = load_card("imitation", "Cloning and self-imitation").imitating(seen.add_extras(returns=seen.value))
     return Variant(chain, optimizer=dict.fromkeys(("ppo", "imitation"), ADAM))
 
 
 def make_options() -> Variant:
-    """Two policies, one of which is in charge."""
+    """Make a variant with two policies, one of which is in charge."""
     module = load_card("networks", "Options")
     module.OBS = FEATURES
     return Variant(module.optioned, module.options, add_features(module.env), without=LINEAR + CARTPOLE)
 
 
 def make_chunks() -> Variant:
-    """CartPole with two actions at once."""
+    """Make a variant that takes two actions at once in CartPole."""
     module, (inner, params) = load_card("networks", "Action chunks"), gymnax.make(CARTPOLE)
 
     def step(key: jax.Array, state: Any, action: jax.Array) -> envs.Step:
@@ -233,7 +233,7 @@ def make_chunks() -> Variant:
 
 
 def make_trials(**memory: Any) -> Variant:
-    """Ten pulls of a bandit with four arms, one of which pays."""
+    """Make trials of ten pulls of a bandit with four arms, one of which pays."""
 
     def reset(key: jax.Array, task: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.zeros(()), jnp.zeros(1)
@@ -251,7 +251,7 @@ def make_trials(**memory: Any) -> Variant:
 
 
 def make_remembering(memory: networks.Cell | None) -> Variant:
-    """A card game whose answer is the suit of the fourth card from the end."""
+    """Make a variant that plays a card game, where the answer is the suit of the fourth card from the end."""
     env = envs.make(task := "popgym:RepeatPreviousEasy")
     policy = networks.actor_critic(env, (32,), shared=True, memory=memory)
     chain = ppo(sampler=pp.segment_minibatches(2, num_epochs=4))
@@ -259,7 +259,7 @@ def make_remembering(memory: networks.Cell | None) -> Variant:
 
 
 def make_trpo() -> Variant:
-    """The recipe `trpo`, with the minibatches and the rate of the others for its critic."""
+    """Make the recipe `trpo`, with the minibatches and the learning rate of the others for its critic."""
     optimizers = {"actor": evaluate_line("natural gradients (TRPO)"), "critic": ADAM}
     return Variant(trpo.make_chain(trpo.Config(num_minibatches=4, update_epochs=4)), optimizer=optimizers)
 
@@ -333,7 +333,7 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
 
 
 def measure_curve(variant: Variant, seeds: range) -> np.ndarray:
-    """The measure in equal parts of a training, `[POINTS, seeds]`."""
+    """Return the variant's measure, averaged over each of `POINTS` equal parts of the training, `[POINTS, seeds]`."""
     train = make_train(variant)
 
     def run(key: jax.Array) -> jax.Array:
@@ -347,7 +347,7 @@ def measure_curve(variant: Variant, seeds: range) -> np.ndarray:
 
 
 def measure_front(seeds: range) -> dict[str, list[Any]]:
-    """The mean reward and cost, `[2, seeds]`, that policies with each weight of the cost reach."""
+    """Return the mean reward and cost, `[2, seeds]`, that policies reach with each weight of the cost."""
 
     def reached(train: training.Train, key: jax.Array) -> jax.Array:
         metrics = train(key).metrics
@@ -359,7 +359,7 @@ def measure_front(seeds: range) -> dict[str, list[Any]]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     parser = make_parser(__doc__, seeds=10, first_seed=1, json="benchmarks/results/gallery.jsonl")
     parser.add_argument("names", nargs="*", metavar="variant", help=f"of {', '.join(map(repr, VARIANTS))}; none: all")
     options = parser.parse_args()

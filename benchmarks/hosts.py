@@ -3,10 +3,10 @@
     python -m benchmarks hosts --json benchmarks/results/hosts.jsonl#cpu
     python -m benchmarks hosts --cleanrl ../cleanrl/.venv/bin/python ../cleanrl/cleanrl/ppo_continuous_action.py
 
-All train the same network on the same task in the same settings. `recipe` is `mujoco_ppo`; `cleanrl's settings` is
-`cleanrl_ppo`, whose advantages are computed once per rollout, as in CleanRL and Stable-Baselines3, which take part if
-they are given or installed. CleanRL's own script, unchanged, runs under a Python of its own, because it needs
-Gymnasium 0.29, and on version 4 of the task. Programs run in turn; compile time is not counted.
+All train the same network on the same task with the same settings. `recipe` is `mujoco_ppo`; `cleanrl's settings` is
+`cleanrl_ppo`, which computes advantages once per rollout, like CleanRL and Stable-Baselines3. These two take part if
+they are given or installed. CleanRL's own script runs unchanged, under its own Python because it needs Gymnasium
+0.29, and on version 4 of the task. Programs run in turn; compile time does not count.
 """
 
 import concurrent.futures
@@ -31,7 +31,7 @@ ENVS, STEPS, EPOCHS, MINIBATCHES = 8, 256, 10, 32
 
 
 def make_alone(task: str, updates: int) -> Callable[[], Any]:
-    """A function that steps Gymnasium's own vector environment with random actions."""
+    """Make a function that steps Gymnasium's own vector environment with random actions."""
     import gymnasium
 
     mode = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
@@ -48,7 +48,7 @@ def make_alone(task: str, updates: int) -> Callable[[], Any]:
 
 
 def make_runner(advance: Callable[[Any], Any], state: Any, updates: int) -> Callable[[], None]:
-    """A function that calls `state = advance(state)` for each update; another call goes on from there."""
+    """Make a function that calls `state = advance(state)` for each update; the next call continues from there."""
 
     def run() -> None:
         nonlocal state
@@ -59,14 +59,14 @@ def make_runner(advance: Callable[[Any], Any], state: Any, updates: int) -> Call
 
 
 def make_ours(train: training.Train, updates: int, learn: bool = True) -> Callable[[], Any]:
-    """A function that runs `updates` rollouts, each followed by an update if `learn`."""
+    """Make a function that runs `updates` rollouts, each followed by an update if `learn`."""
     one = jax.jit(train.step if learn else train.collect, compiler_options=compiler_options())
     state = jax.jit(train.init)(jax.random.key(0))
     return make_runner(lambda x: one(x)[0] if learn else x._replace(rollout=one(x)[0]), state, updates)
 
 
 def make_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
-    """The same with `ppo_parts.recipes.async_ppo`, whose actor collects one rollout ahead of the learner."""
+    """Make the same function for `ppo_parts.recipes.async_ppo`, whose actor is one rollout ahead of the learner."""
     program = async_ppo.OneAhead(async_ppo.make_train(config), 0, training.RunOptions())
     state = program.start()
     advance = program.advance_from(state)
@@ -74,13 +74,13 @@ def make_ahead(config: mujoco_ppo.Config, updates: int) -> Callable[[], Any]:
 
     def run() -> None:
         loop()
-        concurrent.futures.wait(program.ahead)  # as many rollouts as updates, and none while another program runs
+        concurrent.futures.wait(program.ahead)  # so that updates have their rollouts, and other programs run alone
 
     return run
 
 
 def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> list[dict[str, Any]]:
-    """A row for each program: median steps per second, and paired ratios to the recipe and to the environments."""
+    """Return a row per program: median steps per second, and ratios to the recipe and to the environments, paired."""
     settings: dict[str, Any] = {
         "env_id": f"gym:{task}", "num_envs": ENVS, "num_steps": STEPS, "total_timesteps": 10**9,
         "update_epochs": EPOCHS, "num_minibatches": MINIBATCHES,
@@ -102,7 +102,7 @@ def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> l
         steps["stable-baselines3"] = fewer * ENVS * STEPS
         thunks["stable-baselines3"] = make_on_host("sb3", task, ENVS, fewer, **minibatches, **others)
     if script:
-        speeds: list[float] = []  # it times itself, excluding startup, and prints the speed so far
+        speeds: list[float] = []  # the script times itself, excluding startup, and prints its speed so far
         steps["cleanrl"] = fewer * ENVS * STEPS
         given = {name.replace("_", "-"): x for name, x in settings.items()}
         given |= {"env-id": task.replace("-v5", "-v4"), "total-timesteps": steps["cleanrl"]}
@@ -117,8 +117,8 @@ def measure(task: str, updates: int, rounds: int, script: list[str] | None) -> l
 def main() -> None:
     """Print a row for each program; write them with `--json`."""
     parser = make_parser(__doc__, rounds=5, cleanrl=None, json=None)
-    parser.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5"], help="of MuJoCo (default: HalfCheetah-v5)")
-    parser.add_argument("--updates", type=positive, default=20, help="in each sample (default: 20)")
+    parser.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5"], help="MuJoCo tasks (default: HalfCheetah-v5)")
+    parser.add_argument("--updates", type=positive, default=20, help="updates in each sample (default: 20)")
     options = parser.parse_args()
     how = (options.updates, options.rounds, options.cleanrl)
     collect(options.json, (row for task in options.tasks for row in measure(task, *how)))

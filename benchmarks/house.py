@@ -3,8 +3,8 @@
     python -m benchmarks house --base HEAD~10
 
 Lines are of code (without blank lines, comments and docstrings) and of docstrings. Packages are the folders and modules
-of `ppo_parts`, and imports those of one by another. Frames are its own between `learner.update` and the scan of GAE,
-and the gather of a minibatch, counted while tracing.
+of `ppo_parts`; imports are those of one package by another. Frames are the package's own, counted while tracing, from
+`learner.update` to the scan of GAE and to the gather of a minibatch.
 """
 
 import ast
@@ -43,7 +43,7 @@ print("frames to the gather of a minibatch:", found["gather"])
 
 
 def count_lines(paths: Iterable[Path]) -> tuple[int, int, int]:
-    """All lines, lines of code, and lines of docstrings of Python files."""
+    """Count all lines, lines of code, and lines of docstrings of Python files."""
     every = code = docstrings = 0
     for path in paths:
         text = path.read_text()
@@ -57,7 +57,7 @@ def count_lines(paths: Iterable[Path]) -> tuple[int, int, int]:
 
 
 def find_imports(root: Path) -> set[tuple[str, str]]:
-    """Imports of one package (a folder or module in `root`) by another."""
+    """Find the imports of one package (a folder or module in `root`) by another."""
     found = set()
     for path in root.rglob("*.py"):
         place = path.relative_to(root).parts
@@ -70,7 +70,7 @@ def find_imports(root: Path) -> set[tuple[str, str]]:
 
 
 def count_layers(pairs: set[tuple[str, str]]) -> tuple[int, int]:
-    """How many layers the packages form, each above those that it imports, and how many imports lead into a cycle."""
+    """Count the layers of packages, each above those that it imports, and the imports that lead into a cycle."""
     number = 1
     while lowest := {b for _, b in pairs} - {a for a, _ in pairs}:
         pairs, number = {(a, b) for a, b in pairs if b not in lowest}, number + 1
@@ -78,7 +78,7 @@ def count_layers(pairs: set[tuple[str, str]]) -> tuple[int, int]:
 
 
 def measure(root: Path) -> dict[str, str]:
-    """The numbers of a checkout by name."""
+    """Return the numbers of a checkout by name."""
     found, package = {}, root / "ppo_parts"
     recipes = sorted(package.glob("recipes/**/*.py"))
     files = {"package": sorted({*package.rglob("*.py")} - {*recipes}), "recipes": recipes}
@@ -98,7 +98,7 @@ def measure(root: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--base", help="a revision to compare with, such as HEAD~10")
     options = parser.parse_args()

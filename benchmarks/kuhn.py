@@ -25,28 +25,28 @@ from ._seeds import make_keys, select_seeds, train_in_stages
 Array = jax.Array
 CARDS, NODES, END = 3, 4, 4
 NEXT = ((1, 2), (END, 3), (END, END), (END, END))
-"""The node after passing and after betting: 0 begins, 1 follows a pass, 2 a bet, and 3 a pass and a bet."""
+"""The node after passing and after betting: play begins at 0; 1 follows a pass, 2 a bet, and 3 a pass and a bet."""
 FIRST = (True, False, False, True, True)
-"""Whether the first player is to move at a node."""
+"""Whether it is the first player's turn at a node."""
 EARNED = (((0, 0), (0, 0)), ((-1, 1), (0, 0)), ((1, 1), (-2, 2)), ((-1, -1), (-2, 2)))
-"""What the first player earns at a node by an action, with the lower and with the higher card; 0 where play goes on."""
+"""What an action at a node earns the first player with the lower and the higher card; 0 where play goes on."""
 CONFIG = training.Config(env_id="kuhn_poker", total_timesteps=4_194_304, num_envs=256, num_steps=16)
 EVALUATIONS = 40
 
 
 def encode(card: Array, node: Array) -> Array:
-    """The observation of the player to move, `[..., 7]`."""
+    """Return the observation of the player to move, `[..., 7]`."""
     return jnp.concatenate([jax.nn.one_hot(card, CARDS), jax.nn.one_hot(node, NODES)], axis=-1)
 
 
 def observe(state: tuple[Array, Array]) -> Array:
-    """What the player to move sees."""
+    """Return what the player to move sees."""
     cards, node = state
     return encode(cards[jnp.where(jnp.asarray(FIRST)[node], 0, 1)], node)
 
 
 def reset(key: Array) -> Any:
-    """Deal."""
+    """Deal the cards."""
     state = jax.random.permutation(key, CARDS)[:2], jnp.int32(0)
     return state, observe(state)
 
@@ -62,7 +62,7 @@ def step(key: Array, state: tuple[Array, Array], action: Array) -> envs.Step:
 
 
 def make_train(arm: str) -> training.Train:
-    """The run of an arm: the chain of docs/gallery/self_play.md, or PPO's surrogate in place of mirror descent."""
+    """Make the run of an arm: the chain of docs/gallery/self_play.md, or PPO's surrogate instead of mirror descent."""
     card = load_card("self_play", "Poker")
     card.updates = CONFIG.num_updates
     estimator, sampler, *mirror, value, entropy = card.pipeline.parts
@@ -120,7 +120,7 @@ def measure(arm: str, seeds: range) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     options = make_parser(__doc__, seeds=10, first_seed=1, json="benchmarks/results/kuhn.jsonl").parse_args()
     [address] = claim(options, "kuhn")
     arms: list[dict[str, Any]] = []

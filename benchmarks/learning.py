@@ -1,4 +1,4 @@
-"""Do the recipes learn? Many seeds in one program, with a record of benchmarks/results/learning.jsonl for each task.
+"""Do the recipes learn? Train many seeds in one program, and record each task in benchmarks/results/learning.jsonl.
 
     python -m benchmarks learning cartpole pufferlib_pendulum --seeds 10 --json mine.jsonl
     python -m benchmarks learning cartpole --first-seed 101 --set ent_coef=0.001
@@ -34,17 +34,17 @@ class Task(NamedTuple):
     config: Any
     threshold: float
     why: str
-    episodes: int = 100  # of each evaluation
+    episodes: int = 100  # in each evaluation
 
 
 def make_task(recipe: Any, preset: str, threshold: float, why: str, episodes: int = 100, **changes: Any) -> Task:
-    """A preset of a recipe with some fields changed."""
+    """Make a task from a preset of a recipe with some fields changed."""
     config = dataclasses.replace(recipe.PRESETS[preset], **changes)
     return Task(recipe.make_train, config, threshold, why, episodes)
 
 
 def make_discretized(config: Any) -> training.Train:
-    """Golf with one choice among 3 clubs, 16 directions and 4 strengths, instead of a hybrid action."""
+    """Make golf with one choice among 3 clubs, 16 directions and 4 strengths, instead of a hybrid action."""
     env = envs.make(config.env_id)
     angle, strength = np.meshgrid(np.arange(16) * np.pi / 8, np.arange(1, 5) / 4)
     strokes = jnp.asarray(np.stack([strength * np.cos(angle), strength * np.sin(angle)], -1).reshape(-1, 2))
@@ -130,12 +130,12 @@ def evaluate_seeds(train: training.Train, keys: jax.Array, state: Any, episodes:
 
 
 def find_task(name: str) -> Task:
-    """The task of a record, whose name may also say seeds and changes of settings."""
+    """Return the task of a record, whose name may also contain seeds and changed settings."""
     return TASKS[max((task for task in TASKS if name.startswith(task)), key=len)]
 
 
 def change_config(config: Any, changes: Sequence[str]) -> Any:
-    """The configuration with some fields replaced; values are read as Python, or else as words."""
+    """Replace some fields of the configuration; read values as Python, or else as words."""
     values, known = {}, [field.name for field in dataclasses.fields(config)]
     for name, text in (change.split("=", 1) for change in changes):
         if name not in known:
@@ -150,7 +150,7 @@ def change_config(config: Any, changes: Sequence[str]) -> Any:
 
 
 def place_points(updates: int) -> np.ndarray:
-    """The update at which each point of a curve ends; a point is the mean of equally many, the last one of the rest."""
+    """Return the update that ends each point of a curve; points average equally many, except the last one."""
     each = max(1, updates // 200)
     return np.append(np.arange(each, updates, each), updates)
 
@@ -176,7 +176,7 @@ def measure(task: Task, seeds: range) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     parser = make_parser(__doc__, seeds=10, first_seed=1, json="benchmarks/results/learning.jsonl")
     parser.add_argument("tasks", nargs="+", choices=TASKS)
     parser.add_argument("--set", nargs="*", action="extend", default=[], metavar="FIELD=VALUE", help="changed settings")

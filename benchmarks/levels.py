@@ -2,8 +2,8 @@
 
     python -m benchmarks levels --first-seed 101 --json mine.jsonl
 
-The command runs the code of docs/gallery/levels.md. All arms take the same number of environment steps, even if they do
-not learn from all of them. `uniform` draws a new level for each episode.
+The command runs the code of docs/gallery/levels.md. All arms take the same number of environment steps, even if some
+do not learn from all of them. `uniform` draws a new level for each episode.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ from ._records import claim, make_parser, write, write_part
 from ._seeds import make_eval_key, make_keys, select_seeds, show_iqm, vectorize
 
 HARD, LEVELS, EPISODES = 7, 128, 1000
-"""Moves from start to goal of a held-out level, at least; number of these levels; episodes in them after training."""
+"""The least distance from start to goal in held-out levels; the number of these levels; episodes after training."""
 
 
 def compute_distance(card: Any, level: Any) -> jax.Array:
-    """The number of moves from start to goal; at least `CELLS` if the goal cannot be reached."""
+    """Return the number of moves from start to goal; it is at least `CELLS` if the goal cannot be reached."""
     cells, actions = jnp.arange(card.CELLS), jnp.arange(len(card.MOVES))
     after = jax.vmap(lambda cell: jax.vmap(lambda action: card.moved(level.walls, cell, action))(actions))(cells)
     far = jnp.where(cells == level.goal, 0, card.CELLS)
@@ -34,7 +34,7 @@ def compute_distance(card: Any, level: Any) -> jax.Array:
 
 
 def select_held_out(card: Any) -> tuple[Any, float]:
-    """Random levels with a long way to the goal, and the share of random levels that are this hard."""
+    """Select random levels with a long way to the goal; return them, and the share of levels that are this hard."""
     pool = jax.vmap(card.random_level)(jax.random.split(jax.random.key(2**20), 2**14))
     far = np.asarray(jax.jit(jax.vmap(lambda level: compute_distance(card, level)))(pool))
     rows = np.flatnonzero((far >= HARD) & (far < card.CELLS))
@@ -42,7 +42,7 @@ def select_held_out(card: Any) -> tuple[Any, float]:
 
 
 def make_arms(card: Any) -> dict[str, training.Train]:
-    """Runs that differ in their levels."""
+    """Make runs that differ in their levels."""
 
     def reset(key: jax.Array) -> Any:
         level = card.random_level(key)
@@ -59,7 +59,7 @@ def make_arms(card: Any) -> dict[str, training.Train]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     options = make_parser(__doc__, seeds=10, first_seed=1, json="benchmarks/results/levels.jsonl").parse_args()
     [address] = claim(options, f"maze_{options.first_seed}")
     card, seeds, found = load_card("levels", "Prioritized Level Replay"), select_seeds(options), {}

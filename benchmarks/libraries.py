@@ -2,7 +2,7 @@
 
     python -m benchmarks libraries HalfCheetah-v5 --steps 3e5 --seeds 10 --variant brax --json mine.jsonl
 
-The variants are the presets of `ppo_parts.recipes.library_ppo`, the protocol is that of `python -m benchmarks mujoco`.
+The variants are the presets of `ppo_parts.recipes.library_ppo`; the protocol is that of `python -m benchmarks mujoco`.
 "humanoid" plays without contact forces. The records are in benchmarks/results/libraries.jsonl.
 """
 
@@ -18,5 +18,5 @@ VARIANTS = {
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     run(__doc__, VARIANTS, "libraries")

@@ -3,9 +3,9 @@
     python -m benchmarks mujoco HalfCheetah-v5 --steps 1e6 --seeds 10 --variant refresh_rollout
 
 After every 1/20 of a run (`--evaluations`), 10 episodes are played with the mode of the policy and frozen statistics.
-Like Tianshou, the table shows the best evaluation, by its mean over the seeds, which favors a lucky one; the records,
-<task>_<steps>_<variant>_<first seed> of benchmarks/results/mujoco.jsonl, have all of them. A variant is `mujoco_ppo`
-with one choice or a few changed, or `trpo`.
+Like Tianshou, the table shows the best evaluation by its mean over the seeds, which favors lucky ones. The records,
+<task>_<steps>_<variant>_<first seed> of benchmarks/results/mujoco.jsonl, have all evaluations. A variant is `trpo`, or
+`mujoco_ppo` with one or a few choices changed.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ Config = mujoco_ppo.Config
 
 
 def with_parts(config: Config, **parts: Any) -> training.Train:
-    """The recipe with another part in its chain; see `ppo_parts.recipes.mujoco_ppo.make_chain`."""
+    """Make the recipe with another part in its chain; see `ppo_parts.recipes.mujoco_ppo.make_chain`."""
     return mujoco_ppo.make_train(config, pipeline=mujoco_ppo.make_chain(config, **parts))
 
 
@@ -45,5 +45,5 @@ VARIANTS = {
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     run(__doc__, VARIANTS, "mujoco")

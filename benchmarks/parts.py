@@ -4,12 +4,12 @@
     python -m benchmarks parts --sizes 128x4 128x64 2048x8 128x2048 --json benchmarks/results/parts.jsonl#cpu
 
 A function is repeated in a loop of one compiled program, so its time is what it costs within a training step.
-*gradient* is `value_and_grad` of the mean loss. The *floor* reads and writes as many bytes, and computes next to
-nothing. Rivals: a scan unrolled 16 times, as in PureJaxRL; the associative scan; rlax, if it is installed, vmapped over
-environments, where it computes the same (it knows no truncation: `gae_terminated`, `vtrace_terminated`).
+*gradient* is `value_and_grad` of the mean loss. The *floor* reads and writes as many bytes, and computes almost
+nothing. The rivals are a scan unrolled 16 times, as in PureJaxRL; the associative scan; and rlax, if it is installed,
+vmapped over environments, where it computes the same. (It knows no truncation: `gae_terminated`, `vtrace_terminated`.)
 
-A row has the microseconds of a call and, within a round, the ratios to the floor and to ours: median (quartiles). It
-was *disturbed* if the upper quartile of ours is more than 1.5 times the lower one: measure again.
+A row has the microseconds of a call and, within each round, its ratios to the floor and to ours: median (quartiles). It
+is *disturbed* if the upper quartile of ours is more than 1.5 times the lower one: then measure again.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -40,17 +40,17 @@ Arrays = dict[str, Any]
 
 
 class Case(NamedTuple):
-    """One measurement: `ours(*reads)`, and its rivals (of the gradient, for a loss)."""
+    """One measurement: `ours(*reads)`, and its rivals (for a loss, the rivals of the gradient)."""
 
     reads: tuple[str, ...]
     ours: Method
     rivals: Mapping[str, Method] = {}
-    wrt: int | None = None  # the argument that a loss is differentiated by
+    wrt: int | None = None  # the argument with respect to which a loss is differentiated
     alike: bool = True  # the rivals return the same numbers
 
 
 def make_workload(time: int, envs: int) -> Arrays:
-    """Random arrays by name: `[T, N]` floats, booleans, and what belongs to one step or segment."""
+    """Make random arrays by name: `[T, N]` floats and booleans, and what belongs to one step or segment."""
     keys = iter(jax.random.split(jax.random.key(0), 20))
     shape = (time, envs)
 
@@ -79,7 +79,7 @@ def make_workload(time: int, envs: int) -> Arrays:
 
 
 def rlax_gae(reward: jax.Array, value: jax.Array, shifted: jax.Array, terminated: jax.Array) -> tuple[jax.Array, ...]:
-    """`rlax.truncated_generalized_advantage_estimation`."""
+    """Call `rlax.truncated_generalized_advantage_estimation`."""
     values = jnp.concatenate([value, shifted[-1:]])
     estimate = jax.vmap(rlax.truncated_generalized_advantage_estimation, (1, 1, None, 1), 1)
     advantage = estimate(reward, GAMMA * (1 - terminated), LAMBDA, values)
@@ -87,20 +87,20 @@ def rlax_gae(reward: jax.Array, value: jax.Array, shifted: jax.Array, terminated
 
 
 def rlax_vtrace(log_ratio: Any, reward: Any, value: Any, shifted: Any, terminated: Any) -> Any:
-    """`rlax.vtrace_td_error_and_advantage`; its policy advantage mixes the target with lambda and is not compared."""
+    """Call `rlax.vtrace_td_error_and_advantage`, whose policy advantage (a mix with lambda) is not compared."""
     estimate = jax.vmap(rlax.vtrace_td_error_and_advantage, (1, 1, 1, 1, 1, None), 1)
     out = estimate(value, shifted, reward, GAMMA * (1 - terminated), jnp.exp(log_ratio), LAMBDA)
     return out.errors, out.errors + value, out.pg_advantage
 
 
 def rlax_surrogate(log_ratio: jax.Array, advantage: jax.Array) -> jax.Array:
-    """`rlax.clipped_surrogate_pg_loss`, a mean over time, vmapped over environments."""
+    """Call `rlax.clipped_surrogate_pg_loss`, which averages over time, vmapped over environments."""
     estimate = jax.vmap(partial(rlax.clipped_surrogate_pg_loss, epsilon=CLIP), (1, 1))
     return estimate(jnp.exp(log_ratio), advantage)
 
 
 def run_part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt: int | None = None) -> Case:
-    """A case that runs a part on these fields; `logits`, `current_log_prob` and `current_value` are of `current`."""
+    """Make a case that runs a part on these fields; `logits`, `current_log_prob`, `current_value` are of `current`."""
 
     def run(*arrays: jax.Array) -> Any:
         fields = dict(zip(reads, arrays, strict=True))
@@ -113,7 +113,7 @@ def run_part(made: pp.Part, writes: Callable[[pp.Batch], Any], *reads: str, wrt:
 
 
 def run_sampler(made: Any) -> Case:
-    """A case that runs one epoch of a sampler: the plan, and then every minibatch drawn and copied out."""
+    """Make a case that runs one epoch of a sampler: the plan, and then every minibatch drawn and copied out."""
     fields = ("log_prob", "value", "advantage", "target")
 
     def run(key: jax.Array, *arrays: jax.Array) -> Any:
@@ -131,7 +131,7 @@ def run_sampler(made: Any) -> Case:
 
 
 def make_cases() -> dict[str, Case]:
-    """Everything by name: functions, then parts (`pp.`)."""
+    """Make all cases by name: functions, then parts (`pp.`)."""
     gae, vtrace, scan = (partial(f, **ESTIMATE) for f in (functional.gae, functional.vtrace, scan_by_hand))
     uncut, recurrence = ("reward", "value", "shifted_value", "terminated"), functional.reverse_recurrence
     associative = partial(recurrence, implementation="associative")
@@ -185,31 +185,31 @@ def make_cases() -> dict[str, Case]:
 
 
 def differentiate(method: Method, wrt: int) -> Method:
-    """Loss and gradient of the mean, over time first, as rlax's vmapped losses take it: XLA vectorizes that on CPUs."""
+    """Return the mean loss and its gradient; first average over time, like rlax, which XLA vectorizes on CPUs."""
     return jax.value_and_grad(lambda *args: jnp.mean(jnp.mean(method(*args), axis=0)), wrt)
 
 
 def measure(case: Case, arrays: Arrays, direction: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """One row per method."""
+    """Yield one row per method."""
     args = tuple(arrays[name] for name in case.reads)
     methods = {"ours": case.ours}
     if direction == "gradient" or case.wrt is None:
         methods |= case.rivals
     if direction == "gradient":
         methods = {name: differentiate(method, case.wrt) for name, method in methods.items()}
-    if case.alike and len(methods) > 1:  # as far as they are compared: the first two arrays
+    if case.alike and len(methods) > 1:  # compare what they have in common: the first two arrays
         results = {name: jax.tree.leaves(jax.jit(method)(*args)) for name, method in methods.items()}
         common = min(2, *map(len, results.values()))
         _timing.assert_same({name: result[:common] for name, result in results.items()})
     program = jax.make_jaxpr(methods["ours"])(*args).jaxpr
-    used = {id(x) for operation in program.eqns for x in operation.invars}  # of other arguments, only the shape
+    used = {id(x) for operation in program.eqns for x in operation.invars}  # only the shapes of others are used
     moved = [x.aval for x in (*(x for x in program.invars if id(x) in used), *program.outvars)]
     traffic = sum(x.size * x.dtype.itemsize for x in moved)
     cases = {name: (method, args) for name, method in methods.items()}
     floor = {"floor": (jnp.add, (jnp.zeros(-(-traffic // 8), jnp.float32),), True)}
     samples = _timing.measure_calls(cases | floor, rounds, long=0.5)
     ours = _timing.summarize(samples["ours"])
-    disturbed = ours["q3"] > 1.5 * ours["q1"]  # by other work on the machine
+    disturbed = ours["q3"] > 1.5 * ours["q1"]  # probably by other work on the machine
     for name, each in samples.items():
         row = {"method": name, "us": _timing.summarize(each, 1e6), "disturbed": disturbed}
         row["gb_per_s"] = traffic / _timing.summarize(each)["median"] / 1e9

@@ -1,11 +1,11 @@
-"""Population-based training against random search with the same steps: 8 members draw the same first hyperparameters.
+"""Population-based training against random search with as many steps: the 8 members of both draw the same first values.
 
     python -m benchmarks population acrobot pendulum cartpole --first-seed 101 --json mine.jsonl
 
 Both arms report the return of 100 new episodes of the member with the highest training return after the last selection
-(random search: in as many updates). A seed of one arm is paired with that of the other, because they are the same run
-until the first selection. The recipe is `cleanrl_ppo` with its own settings except for what is searched.
-Writes a record of benchmarks/results/population.jsonl for each task.
+(in random search, over as many updates). Seeds of the two arms are paired, because they are the same run until the
+first selection. The recipe is `cleanrl_ppo` with its own settings except for what is searched.
+Each task writes a record of benchmarks/results/population.jsonl.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from ppo_parts.training._program import compiler_options, keep_compiled_programs
 from ._records import claim, make_parser, write
 from ._seeds import make_eval_key, make_keys, select_seeds, show_interval
 
-MEMBERS, PERIODS = 8, 5  # there is a selection between two periods
+MEMBERS, PERIODS = 8, 5  # a selection comes between two periods
 OPTIONS = {"fraction": 0.25, "factors": (0.5, 2.0)}  # few selections need large steps
 RANGES = {
     "learning_rate": training.Range(1e-5, 1e-2), "ent_coef": training.Range(1e-4, 1e-1),
@@ -36,7 +36,7 @@ TASKS = {
 
 
 def measure(task: str, seeds: range) -> dict[str, Any]:
-    """Both arms, all seeds of an arm in one program."""
+    """Train both arms, with all seeds of an arm in one program."""
     config, arms = TASKS[task], {}
     every = config.num_updates // PERIODS
     for arm, options in {"population": OPTIONS, "random search": OPTIONS | {"fraction": 0.0}}.items():
@@ -46,7 +46,7 @@ def measure(task: str, seeds: range) -> dict[str, Any]:
         def run(key: jax.Array, train: training.Train = train) -> jax.Array:
             return jnp.mean(train.evaluate_policy(make_eval_key(key), train(key).state, episodes=100).episode_return)
 
-        # One seed after another, because a CPU is busy with one, and nested vmaps compile for twice as long.
+        # Run one seed after another, because one keeps a CPU busy, and nested vmaps take twice as long to compile.
         program = jax.jit(lambda keys: jax.lax.map(run, keys), compiler_options=compiler_options())
         arms[arm] = training.summary(program(make_keys(seeds)))
         print(f"{task:9} {arm:14} {show_interval(arms[arm], 1)}", flush=True)
@@ -56,7 +56,7 @@ def measure(task: str, seeds: range) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     parser = make_parser(__doc__, seeds=10, first_seed=101, json="benchmarks/results/population.jsonl")
     parser.add_argument("tasks", nargs="+", choices=TASKS)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Write the tables and figures of the pages again, from the records: `python -m benchmarks report`.
+"""Rewrite the tables and figures of the pages from the records: `python -m benchmarks report`.
 
-The pages contain the prose; what stands between `<!-- NAME WORD ... -->` and `<!-- end -->` is a table of `_tables`,
-and the figures of docs/img are those of `_figures`. The same records give the same pages.
+The pages contain the prose; between `<!-- NAME WORD ... -->` and `<!-- end -->` is a table of `_tables`, and the
+figures of docs/img are those of `_figures`. The same records give the same pages.
 """
 
 import os
@@ -17,11 +17,11 @@ PAGES = [ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").rglo
 
 
 def fill(page: str, folder: Path) -> str:
-    """A page in `folder` with its tables as the records have them."""
+    """Return a page in `folder` with its tables as the records have them."""
 
     def link(text: str, *addresses: str) -> str:
         first, *further = (f"{os.path.relpath(RESULTS, folder)}/{address}" for address in addresses)
-        if len(further) > 2:  # then the file has them all
+        if len(further) > 2:  # link to the file, which has them all
             return f"[{text}]({first}) [+{len(further)}]({first.partition('#')[0]})"
         return f"[{text}]({first})" + "".join(f" [+]({address})" for address in further)
 
@@ -34,7 +34,7 @@ def fill(page: str, folder: Path) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     make_parser(__doc__).parse_args()
     for path in PAGES:
         text = path.read_text()

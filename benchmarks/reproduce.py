@@ -2,9 +2,9 @@
 
     python -m benchmarks reproduce 'kuhn.jsonl#kuhn'
 
-The files of the commit are unpacked in a temporary folder, without its records, and run with the record's XLA_FLAGS and
-the packages that are installed here; further arguments are appended to the command. CPUs round differently, and
-learning amplifies that: compare means with their intervals.
+The files of the commit are unpacked in a temporary folder, without its records. The command runs with the record's
+XLA_FLAGS and the packages that are installed here; further arguments are appended to it. CPUs round differently, and
+learning amplifies that, so compare means with their intervals.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from ._records import RESULTS, Record, make_parser, read, unpack_revision
 
 
 def read_numbers(tree: Any) -> dict[str, float]:
-    """The numbers of a tree of dicts and lists, by their paths."""
+    """Return the numbers of a tree of dicts and lists by their paths."""
     leaves = jax.tree.leaves_with_path(tree)
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
     return {path: float(x) for path, x in named.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
 
 
 def compare(old: Any, new: Any) -> list[str]:
-    """Lines about two results: how many numbers are equal, and the means and medians of those that differ."""
+    """Describe two results in lines: how many numbers are equal, and the means and medians of those that differ."""
     before, after = read_numbers(old), read_numbers(new)
     both, gone = [path for path in before if path in after], [path for path in before if path not in after]
     differ = [path for path in both if before[path] != after[path]]
@@ -41,10 +41,10 @@ def compare(old: Any, new: Any) -> list[str]:
 
 
 def parse_records(text: bytes) -> list[Record]:
-    """The records of a file of JSON lines, or of one record without a name, the older format; of other files none."""
+    """Parse a file of JSON lines, or of one record without a name (the older format); other files have no records."""
     found: list[Any] = []
     for pieces in ([text], text.splitlines()):
-        with contextlib.suppress(ValueError):  # not JSON, or not text
+        with contextlib.suppress(ValueError):  # it is not JSON, or not text
             found = [json.loads(piece) for piece in pieces]
             break
     return [each for each in found if isinstance(each, dict) and "results" in each]
@@ -64,7 +64,7 @@ def rerun(record: Record, more: Sequence[str]) -> list[Record]:
 
 
 def load(address: str) -> Record:
-    """The record at an address; exit unless its command can be run again."""
+    """Return the record at an address; exit unless its command can be run again."""
     file, _, name = address.rpartition("/")[2].partition("#")
     records = read(RESULTS / file)
     if name not in records:
@@ -80,7 +80,7 @@ def load(address: str) -> Record:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("record", help="FILE#NAME, a record of benchmarks/results, or its address in a link of a page")
     parser.add_argument("--commit", help="run it at another commit, for example if the record's lacks the variant")

@@ -1,4 +1,4 @@
-"""Random network distillation in DeepSea: CleanRL's PPO with a reward for new observations.
+"""Random network distillation in DeepSea: CleanRL's PPO with a reward for novel observations.
 
 `Config(rnd=False)` is the same network, chain and optimizer without that reward. docs/exploration.md has the results.
 """
@@ -27,10 +27,10 @@ class Config(cleanrl_ppo.Config):
     """CleanRL's hyperparameters, and those of RND."""
 
     env_id: str = "DeepSea-bsuite"
-    size: Annotated[int, Range(2)] = 20  # rows and columns; the treasure is in one of 2**size ways down
-    rnd: bool = True  # False: no reward for new observations
+    size: Annotated[int, Range(2)] = 20  # rows and columns; one of 2**size ways down leads to the treasure
+    rnd: bool = True  # False: no reward for novel observations
     num_envs: int = 16
-    learning_rate: Annotated[float, Range(0)] = 1e-3  # of Adam
+    learning_rate: Annotated[float, Range(0)] = 1e-3  # that of Adam
 
 
 class ActorCritics(nn.Module):
@@ -59,7 +59,7 @@ class Embedding(nn.Module):
 
 
 def standardized_next_obs(observed: tuple[int, ...]) -> pp.Part:
-    """Write `extras.novel_obs`: the observations that followed, standardized and clipped for the random network."""
+    """Write `extras.novel_obs`: the next observations, standardized and clipped for the random network."""
 
     def init(params: Any, key: Array) -> Moments:
         return Moments.of(jnp.zeros(observed))
@@ -74,7 +74,7 @@ def standardized_next_obs(observed: tuple[int, ...]) -> pp.Part:
 
 
 def make_chain(config: Config, observed: tuple[int, ...]) -> pp.Part:
-    """CleanRL's chain without value clipping; with `rnd`, the second reward, advantage and critic of the card."""
+    """Make CleanRL's chain without value clipping; with `rnd`, add the card's second reward, advantage and critic."""
     of_card = load_card("imitation", "Random network distillation").pipeline.parts
     intrinsic, critic = (part for part in of_card if part.name == "intrinsic")
     [combined] = (part for part in of_card if part.name == "combine_advantages")

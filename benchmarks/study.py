@@ -2,9 +2,9 @@
 
     python -m benchmarks study acrobot pendulum breakout --json mine.jsonl
 
-The recipe is `pufferlib_ppo`, and an arm gives it another chain, which differs in nothing but the three. The learning
-rate is chosen for each arm and task, from three, by the mean return over the whole of three seeds' training; ten other
-seeds are then trained with it. Writes a record of benchmarks/results/study.jsonl for each task.
+The recipe is `pufferlib_ppo`, and an arm gives it a chain that differs in nothing but these three. The learning rate is
+chosen from three for each arm and task, by the mean return over the whole training of three seeds; then ten other seeds
+are trained with it. Each task writes a record of benchmarks/results/study.jsonl.
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ from ._seeds import measure_training, show_iqm, vectorize
 
 
 class Arm(NamedTuple):
-    """Which of prioritization, V-trace and refreshing an arm has."""
+    """Which of prioritization, V-trace and refreshing an arm uses."""
 
     prioritized: bool
     advantage: Literal["gae", "vtrace"]
     refresh: Literal["rollout", "epoch", "minibatch"]
 
     def make_chain(self, config: pufferlib_ppo.Config) -> pp.Part:
-        """PufferLib's chain with these of the three; without priorities, each segment comes once per epoch."""
+        """Make PufferLib's chain with the arm's choices; without priorities, each segment comes once per epoch."""
         decay = {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
         clips = {"rho_clip": config.vtrace_rho_clip, "c_clip": config.vtrace_c_clip}
         draws = {"num_minibatches": config.num_minibatches, "num_epochs": config.update_epochs, "refresh": self.refresh}
@@ -58,7 +58,7 @@ ARMS = {
     "priorities + refresh": Arm(True, "gae", "minibatch"),
     "all three (PufferLib)": Arm(True, "vtrace", "minibatch"),
 }
-"""Without a refresh V-trace is GAE: the ratios before the sampler are 1."""
+"""Without refreshing, V-trace is GAE: the ratios before the sampler are 1."""
 
 TUNING_SEEDS, SEEDS = 3, 10
 WHOLE, LAST = "return_over_training", "last_100_episodes_return"
@@ -75,7 +75,7 @@ TASKS: dict[str, tuple[pufferlib_ppo.Config, tuple[float, ...]]] = {
 
 
 def measure(task: str) -> dict[str, Any]:
-    """All arms of one task: `SEEDS` runs in one program, first to choose the learning rate, and again with it."""
+    """Train all arms of a task: run `SEEDS` seeds in one program, first to choose the learning rate, then with it."""
     config, rates = TASKS[task]
     tuned = np.repeat(np.float32(rates), TUNING_SEEDS)
     arms: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def measure(task: str) -> dict[str, Any]:
             return measure_training(pufferlib_ppo.make_train(here, pipeline=arm.make_chain(here)), seed)
 
         run = vectorize(trained)
-        # Repeats fill up the seeds, so that tuning runs the program that is compiled for the seeds of the record.
+        # Repeat seeds, so that tuning runs the same program, which is compiled for the number of seeds in the record.
         found = run(np.resize(100 + np.arange(len(tuned)) % TUNING_SEEDS, SEEDS), np.resize(tuned, SEEDS))
         whole = found[WHOLE][: len(tuned)].reshape(len(rates), TUNING_SEEDS).mean(axis=1)
         rate = rates[int(np.nanargmax(whole))]
@@ -100,7 +100,7 @@ def measure(task: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     parser = make_parser(__doc__, json="benchmarks/results/study.jsonl")
     parser.add_argument("tasks", nargs="+", choices=TASKS)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Train a small transformer to sort digits by GRPO and its relatives, without a critic.
+"""Train a small transformer, without a critic, to sort digits by GRPO and its relatives.
 
     python -m benchmarks tokens --seeds 10
 
@@ -45,14 +45,14 @@ TRANSFORMER = Transformer()
 
 
 def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
-    """The distribution of every token of the answer: `obs[t]` is the token before it. There is no value."""
+    """Return the distribution of every token of the answer; `obs[t]` is the token before it. There is no value."""
     tokens = jnp.concatenate([batch.per_segment["prompt"][:, :-1], batch.obs.T], axis=1)
     logits = TRANSFORMER.apply(params, tokens)[:, PROMPT - 1 :]
     return pp.Output(pp.distributions.Categorical(jnp.swapaxes(logits, 0, 1)))
 
 
 def score(prompt: jax.Array, answer: jax.Array) -> jax.Array:
-    """The fraction of the places that are right; 0 for an answer that does not end."""
+    """Return the fraction of places that are right, or 0 for an answer that does not end."""
     right = jnp.concatenate([jnp.sort(prompt, axis=1), jnp.full_like(prompt[:, :1], END)], axis=1)
     fraction = jnp.mean((answer[:, : PROMPT + 1] == right).astype(jnp.float32), axis=1)
     return jnp.where(jnp.any(answer == END, axis=1), fraction, 0)
@@ -79,7 +79,7 @@ def rollout(params: Any, key: jax.Array) -> pp.Batch:
 
 
 def make_chains() -> dict[str, pp.Part]:
-    """The algorithms, which differ in a line or two."""
+    """Make the chains of the algorithms, which differ in a line or two."""
     F, sampler, surrogate = pp.functional, pp.segment_minibatches(2, num_epochs=2), pp.policy_loss
     clipped, standardized = pp.clipped_surrogate(clip_eps=0.2), pp.advantage_normalize(ddof=1)
     group = functools.partial(pp.tokens.group_advantage, group=GROUP, score="score")
@@ -108,7 +108,7 @@ def make_chains() -> dict[str, pp.Part]:
 
 
 def make_training(pipeline: pp.Part) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
-    """A function of a key that trains, and returns mean score and fraction of perfect answers of each update."""
+    """Return a function of a key that trains, and returns each update's mean score and fraction of perfect answers."""
     learner = pp.learner(evaluate, pipeline, optax.chain(optax.clip_by_global_norm(1.0), optax.adam(2e-3)))
 
     def update(state: pp.LearnerState, key: jax.Array) -> tuple[pp.LearnerState, tuple[jax.Array, jax.Array]]:
@@ -127,7 +127,7 @@ def make_training(pipeline: pp.Part) -> Callable[[jax.Array], tuple[jax.Array, j
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     parser, chains, results = make_parser(__doc__, seeds=10, first_seed=0, json=None), make_chains(), {}
     parser.add_argument("--chains", nargs="+", choices=list(chains), default=list(chains), help="(default: all)")
     options = parser.parse_args()

@@ -1,13 +1,13 @@
-"""Training, end to end: environment steps per second and compile time of the recipes and of others.
+"""Measure whole training runs: environment steps per second and compile time of the recipes and of other programs.
 
     python -m benchmarks train --json benchmarks/results/train.jsonl#cpu
 
-All train in turn, in one process: rollouts of 128 steps, 4 epochs of 4 minibatches, Adam, two tanh layers of 64 (for
-actor and critic each, or both together in PufferLib's PPO). rejax, sbx and stable-baselines3 take part where they are
-installed (`pip install rejax sbx-rl stable-baselines3`); the last two step gymnasium's environments in Python.
-PureJaxRL takes part from a clone, with distrax: `--purejaxrl path/to/purejaxrl`. Recipes are compiled with the options
-of `training.main`, the others with XLA's own, and PureJaxRL with both. Settings with more than 2,048 environments are
-for GPUs, and do not run by default.
+All train in turn, in one process: rollouts of 128 steps, 4 epochs of 4 minibatches, Adam, two tanh layers of 64 units
+(one pair for the actor and one for the critic; PufferLib's PPO shares one). rejax, sbx and stable-baselines3 take part
+if they are installed (`pip install rejax sbx-rl stable-baselines3`); the last two step gymnasium's environments in
+Python. PureJaxRL takes part if it is cloned, with distrax: `--purejaxrl path/to/purejaxrl`. Recipes are compiled with
+the options of `training.main`, the others with XLA's own, and PureJaxRL with both. Settings with more than 2,048
+environments are for GPUs, and do not run by default.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from ._records import Record, collect, make_parser
 from ._rivals import EPOCHS, HIDDEN, MINIBATCHES, STEPS, Run, is_installed, make_on_host, make_purejaxrl, make_rejax
 
 CARTPOLE, BREAKOUT = "CartPole-v1", "Breakout-MinAtar"
-SETTINGS = {  # name: environment, how many of it, seeds trained at once, updates
+SETTINGS = {  # name: environment, number of copies, seeds trained at once, updates
     **{
         f"cartpole-{number}" + f"-seeds-{seeds}" * (seeds > 1): (CARTPOLE, number, seeds, updates)
         for number, updates in {4: 100, 64: 10, 2048: 1}.items()
@@ -49,7 +49,7 @@ OURS = ("cleanrl", "cleanrl, all at once", "pufferlib", ONE_SEED)
 
 
 def make_programs(env_id: str, num_envs: int, updates: int, seeds: int, clone: str | None = None) -> dict[str, Run]:
-    """`train(key)` of every program that can take part in a setting."""
+    """Make `train(key)` of every program that can take part in a setting."""
     common = {"env_id": env_id, "total_timesteps": updates * num_envs * STEPS, "num_envs": num_envs, "num_steps": STEPS}
     config = cleanrl_ppo.Config(**common)
     found: dict[str, Run] = {"cleanrl": cleanrl_ppo.make_train(config)}
@@ -68,7 +68,7 @@ def make_programs(env_id: str, num_envs: int, updates: int, seeds: int, clone: s
 
 
 def compile_in_turn(calls: dict[str, tuple[Run, jax.Array]], times: int) -> tuple[dict[str, _timing.Thunk], Any]:
-    """Compile each program with its argument several times, in a new order each; the calls, and the seconds."""
+    """Compile each program with its argument several times, in a new order each time; return calls and seconds."""
     thunks: dict[str, Callable[[], Any]] = {}
     seconds: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
     order, shuffle = list(calls.items()), random.Random(0).shuffle
@@ -83,7 +83,7 @@ def compile_in_turn(calls: dict[str, tuple[Run, jax.Array]], times: int) -> tupl
 
 
 def measure(setting: str, rounds: int, compilations: int, clone: str | None, only: Sequence[str]) -> list[Record]:
-    """One row for each program of a setting (cleanrl and `only`, if there are any), compiled and timed in turn."""
+    """Return a row for each program of a setting (cleanrl and `only`, if any), compiled and timed in turn."""
     env_id, num_envs, seeds, updates = SETTINGS[setting]
     each, key = num_envs * STEPS, jax.random.key(0)
     chosen = make_programs(env_id, num_envs, updates, seeds, clone)
@@ -116,9 +116,9 @@ def main() -> None:
     parser = make_parser(__doc__, rounds=7, json=None)
     parser.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=ON_CPUS, help="(default: for CPUs)")
     programs = (*OURS, "purejaxrl", SAME_OPTIONS, "rejax", *HOST_RIVALS)
-    alone = "these alone, and cleanrl to compare them with"
+    alone = "only these, and cleanrl to compare them with"
     parser.add_argument("--programs", nargs="+", default=(), choices=programs, metavar="PROGRAM", help=alone)
-    parser.add_argument("--compilations", type=positive, default=3, help="of each program, in turn (default: 3)")
+    parser.add_argument("--compilations", type=positive, default=3, help="compilations of each program (default: 3)")
     parser.add_argument("--purejaxrl", metavar="PATH", help="a clone of PureJaxRL")
     options = parser.parse_args()
     absent = {name: "it is not installed" for name in ("rejax", *HOST_RIVALS) if not is_installed(name)}

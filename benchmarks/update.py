@@ -1,11 +1,11 @@
-"""What a chain costs: the updates of the recipes against functions written by hand that do exactly the same work.
+"""What does a chain cost? The updates of the recipes against handwritten functions that do exactly the same work.
 
     python -m benchmarks update cleanrl pufferlib ippo --json benchmarks/results/update.jsonl#cpu
 
-The rivals are in the style of PureJaxRL, with everything inlined (and no unrolled scan, which is slower on CPUs).
-Network, optax's transformations and random numbers are the same, so both end with the same parameters, which is
+The rivals are in the style of PureJaxRL, with everything inlined (but without an unrolled scan, which is slower on
+CPUs). Network, optax's transformations and random numbers are the same, so both end with the same parameters, which is
 asserted before anything is timed. `with_diagnostics` returns every metric that the learner reports (asserted as well);
-`handwritten` returns the loss alone, so XLA removes the others.
+`handwritten` returns only the loss, so XLA removes the other metrics.
 """
 
 import functools
@@ -29,9 +29,9 @@ RECIPES: dict[str, tuple[Any, Callable[..., Any]]] = {
 
 
 def make_both(recipe: str, **settings: Any) -> tuple[training.Train, State, Callable[..., Any]]:
-    """The run of a recipe, and the first state and the update of its rival."""
+    """Make the run of a recipe, and the first state and the update of its rival."""
     module, by_hand = RECIPES[recipe]
-    config = module.Config(**settings, microbatch=None)  # as the rival, which evaluates minibatches whole
+    config = module.Config(**settings, microbatch=None)  # because the rival evaluates minibatches whole
     train = module.make_train(config)
     optimizers, update = by_hand(config, train.policy)
     params = train.init(jax.random.key(0)).learner.params

@@ -32,7 +32,7 @@ MODULES += ("regularizers", "symmetry", "testing", "tokens", "training")
 
 
 def public(module: str) -> list[str]:
-    """The names that `ppo_parts` or one of its modules defines or re-exports with `import x as x`, without modules."""
+    """Return the names, except modules, that a module defines or re-exports with `import x as x`."""
     path = PACKAGE / module
     tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
     names = set()
@@ -48,12 +48,12 @@ def public(module: str) -> list[str]:
 
 
 def pages(folder: str) -> list[str]:
-    """The documents in a folder of `docs`, without its README."""
+    """Return the documents in a folder of `docs`, without its README."""
     found = sorted((ROOT / "docs" / folder).glob("*.md"))
     return [str(path.relative_to(ROOT).with_suffix("")) for path in found if path.stem != "README"]
 
 
-SECTIONS = {  # the children of each page that has some; what is not named belongs to the guide
+SECTIONS = {  # the children of each page that has some; pages that are not named here belong to the guide
     "README": ["quickstart", "index", "gallery/README", "coming-from", "reference", "results", "decisions"],
     "docs/gallery/README": ["tokens"],
     "docs/reference": ["metrics"],
@@ -66,35 +66,35 @@ SECTIONS["CONTRIBUTING"] = [*project_pages, *pages("decisions")]
 SECTIONS["docs/gallery/README"] += pages("gallery")
 SECTIONS["docs/results"].append("benchmarks/results/README")
 index = (ROOT / "docs/index.md").read_text()
-SECTIONS["docs/index"] = sorted(  # as in its table
+SECTIONS["docs/index"] = sorted(  # in the order of its table
     (page for page in pages("") if not any(page in children for children in SECTIONS.values())),
     key=lambda page: index.find(f"]({page.removeprefix('docs/')}.md)"),
 )
-SHORT = {"docs/quickstart": "Quickstart </docs/quickstart>"}  # or the bar at the top has two lines
-NOT_SEARCHED = {"docs/benchmarks", "benchmarks/results/README", "CHANGELOG"}  # records and history hide what explains
+SHORT = {"docs/quickstart": "Quickstart </docs/quickstart>"}  # otherwise the bar at the top would have two lines
+NOT_SEARCHED = {"docs/benchmarks", "benchmarks/results/README", "CHANGELOG"}  # they would hide the pages that explain
 
 project, author, copyright = "ppo_parts", "the authors of ppo_parts", "the authors of ppo_parts, Apache-2.0"
 version = release = ppo_parts.__version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "myst_nb"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/**", "benchmarks/results/README.md"]
-exclude_patterns = ["docs/_*", "docs/img", ".*", "build", "ppo_parts", "runs", "tests"]  # or it walks through .venv
-suppress_warnings = ["ref.python"]  # `functional.ShapeError` is `errors.ShapeError`: either page will do
+exclude_patterns = ["docs/_*", "docs/img", ".*", "build", "ppo_parts", "runs", "tests"]  # or Sphinx would read .venv
+suppress_warnings = ["ref.python"]  # `functional.ShapeError` is `errors.ShapeError`, so either page will do
 html_additional_pages = {"index": "redirect.html"}
 templates_path = [str(Path(__file__).parent / "_templates")]
-default_role = "py:obj"  # `name` in a docstring is a link if the name has a page, and code otherwise
+default_role = "py:obj"  # `name` in a docstring is a link if the name has a page, and otherwise code
 add_module_names = False
 toc_object_entries = False
 
 myst_enable_extensions = ["dollarmath"]
 myst_fence_as_directive = ["math"]
-myst_heading_anchors = 6  # GitHub's
-nb_execution_mode, nb_execution_timeout, nb_execution_raise_on_error = "force", 120, True  # of the notebooks in docs
+myst_heading_anchors = 6  # as on GitHub
+nb_execution_mode, nb_execution_timeout, nb_execution_raise_on_error = "force", 120, True  # for the notebooks in docs
 nb_merge_streams = True
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for programs that run once, compiling takes longer than running
-if (0, 8) <= jax.__version_info__ < (0, 11):  # as tests/conftest.py says
+if (0, 8) <= jax.__version_info__ < (0, 11):  # see tests/conftest.py
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false")
-os.environ["MATPLOTLIBRC"] = str(Path(__file__).parent / "matplotlibrc")  # one style for the figures of notebooks
+os.environ["MATPLOTLIBRC"] = str(Path(__file__).parent / "matplotlibrc")  # one style for the figures in notebooks
 
 autosummary_context = {"public": {f"ppo_parts.{module}": public(module) for module in MODULES}}
 autodoc_typehints = "none"
@@ -107,11 +107,11 @@ napoleon_attr_annotations = False
 html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"
 html_title = "ppo_parts"
-html_sidebars = {"docs/quickstart": [], "docs/coming-from": []}  # they have no neighbors
+html_sidebars = {"docs/quickstart": [], "docs/coming-from": []}  # they have no sibling pages
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_search_scorer = str(Path(__file__).parent / "_ext" / "scorer.js")
-html_context = {"default_mode": "auto"}  # light or dark like the browser; without it, the theme logs an error
+html_context = {"default_mode": "auto"}  # light or dark, as in the browser; without it, the theme logs an error
 html_show_sourcelink = html_copy_source = False
 html_theme_options = {"navigation_with_keys": False, "show_toc_level": 2, "navbar_align": "left"}
 
@@ -119,7 +119,7 @@ html_theme_options = {"navigation_with_keys": False, "show_toc_level": 2, "navba
 LINKS = {name: f"ppo_parts.{name}" for name in public("")}
 LINKS |= {f"{module}.{name}": f"ppo_parts.{module}.{name}" for module in MODULES for name in public(module)}
 LINKS |= {f"F.{name}": f"ppo_parts.functional.{name}" for name in public("functional")}
-"""What stands in code on a page, without `pp.`, and the public name that it means."""
+"""The text of code on a page, without `pp.`, by which a public name is meant."""
 
 
 def source_read(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -136,7 +136,7 @@ def source_read(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def doctree_read(app: Sphinx, doctree: nodes.document) -> None:
-    """Make a link of each public name that stands in code on a page."""
+    """Turn each public name that stands in code on a page into a link."""
     docname = app.env.docname
     if docname in NOT_SEARCHED:
         app.env.metadata[docname]["nosearch"] = "true"
@@ -152,7 +152,7 @@ def doctree_read(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def add_thumbnails(docname: str, doctree: nodes.document) -> None:
-    """Put the drawings of records behind the names of variants: in the first cells of tables, and below headings."""
+    """Put the drawings of records after the names of variants in the first cells of tables, and below headings."""
     named = thumbnails.DRAWN.get(docname, {})
     for section in doctree.findall(nodes.section):
         title = section[0].astext()
@@ -165,8 +165,8 @@ def add_thumbnails(docname: str, doctree: nodes.document) -> None:
 
 
 def process_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Set off the place and the reference of a part, and list the fields whose annotations say what they mean."""
-    if what == "data":  # autodoc looks for its docstring where it is public, and then shows that of its type
+    """Set off the place and the reference of a part, and list the fields whose meaning their annotations give."""
+    if what == "data":  # autodoc looks for the docstring where the name is public, and falls back to that of its type
         constant = name.rpartition(".")[2]
         modules = [module for module, at in sys.modules.items() if "ppo_parts." in module and constant in vars(at)]
         found = [ModuleAnalyzer.for_module(module).find_attr_docs().get(("", constant)) for module in modules]
@@ -181,22 +181,22 @@ def process_docstring(app: Sphinx, what: str, name: str, value: Any, options: An
 
 
 def table(markdown: re.Match[str]) -> str:
-    """A table of Markdown, which `help` shows better, in the language of docstrings."""
+    """Convert a Markdown table, which `help` shows better, to the language of docstrings."""
     rows = [row.strip("| ").split(" | ") for row in (markdown[1], *markdown[2].splitlines())]
     cells = [f"   {'  ' if column else '* '}- {cell}" for row in rows for column, cell in enumerate(row)]
     return "\n".join([".. list-table::", "   :header-rows: 1", "", *cells, "", ""])
 
 
 def skip_member(app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
-    """Leave out the fields of tuples, whose docstrings only count them; the class describes them."""
+    """Leave out the fields of tuples, whose docstrings only number them; the class describes the fields."""
     return True if (getattr(value, "__doc__", "") or "").startswith("Alias for field number") else None
 
 
 def formula(text: str, display: bool) -> str:
-    """Mathematics as MathML, which browsers show without a script."""
+    """Convert mathematics to MathML, which browsers show without a script."""
     text = "\n".join(line for line in text.splitlines() if line.strip())
-    text = re.sub(r"frac(\d)(\d)", r"frac{\1}{\2}", text)  # docutils reads \frac12 as 12 over what follows
-    text = re.sub(r"(\\(?:bar|hat|tilde) ?(?:\\[a-z]+|\w))(?=[_^])", r"\1{}", text)  # and puts t below \bar s_t
+    text = re.sub(r"frac(\d)(\d)", r"frac{\1}{\2}", text)  # docutils reads \frac12 as 12 over what follows it
+    text = re.sub(r"(\\(?:bar|hat|tilde) ?(?:\\[a-z]+|\w))(?=[_^])", r"\1{}", text)  # it also puts t below \bar s_t
     if display and ("&" in text or r"\\" in text) and r"\begin" not in text:
         text = rf"\begin{{aligned}}{text}\end{{aligned}}"
     written = tex2mathml(text, as_block=display)
@@ -204,7 +204,7 @@ def formula(text: str, display: bool) -> str:
 
 
 def mathml(display: bool) -> Any:
-    """A visitor that writes mathematics."""
+    """Return a visitor that writes mathematics."""
 
     def visit(self: Any, node: nodes.Element) -> None:
         try:
@@ -217,7 +217,7 @@ def mathml(display: bool) -> Any:
 
 
 def page_context(app: Sphinx, pagename: str, template: str, context: Any, doctree: Any) -> None:
-    """Add the script of the site to the pages that have something for it."""
+    """Add the site's script to the pages that need it."""
     if pagename == "docs/play":
         app.add_js_file("agents.js", loading_method="defer")
     if pagename in (

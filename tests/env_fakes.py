@@ -1,4 +1,4 @@
-"""Stand-ins for environment packages, with their interfaces: a walk that ends at 2 and is cut after five steps."""
+"""Stand-ins with the interfaces of environment packages: a walk that ends at 2 and is cut after five steps."""
 
 import sys
 from collections import namedtuple
@@ -14,7 +14,7 @@ LIMIT = 5
 
 @struct.dataclass
 class State:
-    """The place and the time of a walk, and what Brax and Craftax add to their states."""
+    """The position and the time of a walk, and what Brax and Craftax add to their states."""
 
     x: jax.Array
     timestep: jax.Array
@@ -29,7 +29,7 @@ def first(key):
 
 
 def moved(state, by):
-    """The state after a step, its observation, its reward and whether the goal is reached."""
+    """Return the state after a step, its observation, its reward, and whether the goal is reached."""
     state = state.replace(x=state.x + by, timestep=state.timestep + 1)
     return state, observed(state), by * 1.0, state.x > 1.5
 
@@ -39,7 +39,7 @@ def observed(state):
 
 
 class Brax:
-    """`brax.envs.Env`: a state with obs, reward and done (a float); no time limit of its own."""
+    """`brax.envs.Env`: a state with obs, reward and done (a float), without a time limit of its own."""
 
     action_size = 1
 
@@ -59,7 +59,7 @@ class Brax:
 
 
 class Craftax:
-    """Craftax's interface without automatic resets; the limit is a parameter, and a part of `done`."""
+    """Craftax's interface without automatic resets; the limit is a parameter and counts as `done`."""
 
     @struct.dataclass
     class Params:
@@ -92,7 +92,7 @@ Board = namedtuple("Board", "current_player observation rewards terminated trunc
 
 
 class TimeStep(NamedTuple):
-    """dm_env's time step, of Jumanji and XLand-MiniGrid."""
+    """dm_env's time step, which Jumanji and XLand-MiniGrid use."""
 
     observation: object
     reward: jax.Array
@@ -105,7 +105,7 @@ class TimeStep(NamedTuple):
 
 
 class Jumanji:
-    """Two choices at once, of 2 and 3; the mask is one of combinations, and it may leave nothing."""
+    """Two choices at once, of 2 and 3; the mask is over combinations, and may leave no option."""
 
     action_spec = SimpleNamespace(num_values=jnp.array([2, 3]))
 
@@ -126,7 +126,7 @@ class Jumanji:
 
 
 class XMiniGrid:
-    """XLand-MiniGrid: one time step carries everything; integers are seen."""
+    """XLand-MiniGrid: one time step carries everything, and observations are integers."""
 
     def num_actions(self, params):
         return 2
@@ -167,7 +167,7 @@ class Nim:
 
 
 def install(monkeypatch):
-    """The packages take the places of those in `sys.modules`."""
+    """Put the fake packages in the places of the real ones in `sys.modules`."""
     config = type("Config", (dict,), {"episode_length": property(lambda self: self["episode_length"])})
     walk = Craftax.Params()
     fakes = {

@@ -1,10 +1,10 @@
-"""What the parity tests share: a replay of recorded rollouts, tapes of what happens inside an update, the bounds.
+"""Helpers of the parity tests: a replay of recorded rollouts, tapes of what happens inside an update, and bounds.
 
-The parity tests compare estimates, the numbers of each minibatch and the parameters after each step. Of the recordings,
-learners are given only rollouts, first parameters, and what was drawn; all else comes out of `learner.update`, in one
-free run per case. Which quantity of an update differs first is what `ppo_parts.testing.compare_update` tells.
+The parity tests compare estimates, the numbers of each minibatch and the parameters after each step. Learners get only
+recorded rollouts, first parameters, and what was drawn. All else comes out of `learner.update`, in one free run per
+case. `ppo_parts.testing.compare_update` tells which quantity of an update is the first to differ.
 
-The environment variable `PPO_PARTS_GOLDEN` names a folder that takes the place of `golden/`, for recordings made anew.
+The environment variable `PPO_PARTS_GOLDEN` names a folder that replaces `golden/`, for new recordings.
 """
 
 import os
@@ -23,11 +23,11 @@ import ppo_parts as pp
 GOLDEN = Path(os.environ.get("PPO_PARTS_GOLDEN", Path(__file__).parent / "golden"))
 RTOL, PRIORITY_EPS = 1e-4, 1e-6
 EPS = float(np.finfo(np.float32).eps)
-METRICS = {  # the peers' name: the learner's
+METRICS = {  # the peers' names: the learner's
     "pg_loss": "policy_loss", "v_loss": "value_loss", "entropy_loss": "entropy", "approx_kl": "approx_kl",
     "old_approx_kl": "approx_kl_k1", "clipfrac": "clip_fraction", "loss": "loss",
 }  # fmt: skip
-# Means over a minibatch of terms of size 1 that cancel (at ratio 1 all three are 0): float32 leaves this much.
+# These are means of terms of size 1 that cancel (at ratio 1, all three are 0); float32 leaves errors of this size.
 ROUNDING = {"pg_loss": 1e-6, "old_approx_kl": 5e-7, "approx_kl": 1e-7}
 Arrays = dict[str, np.ndarray]
 Params = dict[str, jax.Array]
@@ -38,12 +38,12 @@ def load(name: str) -> Arrays:
 
 
 def sub(z: Arrays, prefix: str) -> Arrays:
-    """The arrays whose names begin with `prefix`, without it."""
+    """Return the arrays whose names begin with `prefix`, without the prefix."""
     return {name.removeprefix(prefix): x for name, x in z.items() if name.startswith(prefix)}
 
 
 class Tape:
-    """Rows that compiled programs write down while they run."""
+    """Rows that compiled programs record while they run."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
@@ -52,7 +52,7 @@ class Tape:
         jax.experimental.io_callback(self.rows.append, None, row, ordered=True)
 
     def read(self) -> Any:
-        """The rows since the last call, stacked."""
+        """Return the rows since the last call, stacked."""
         jax.effects_barrier()
         rows = [*self.rows]
         self.rows.clear()
@@ -60,7 +60,7 @@ class Tape:
 
 
 def record_estimates(tape: Tape, names: Mapping[str, str]) -> pp.Part:
-    """A part that changes nothing and writes down estimates, by the peer's names of value, ratio, advantage, target."""
+    """Make a part that changes nothing and records estimates by the peer's names of value, ratio, advantage, target."""
 
     def update(batch: pp.Batch) -> pp.Batch:
         ratio = jnp.ones_like(batch.value) if batch.log_ratio is None else jnp.exp(batch.log_ratio)
@@ -71,10 +71,10 @@ def record_estimates(tape: Tape, names: Mapping[str, str]) -> pp.Part:
 
 
 def record_steps(tape: Tape, names: Mapping[str, str]) -> Any:
-    """An optimizer that changes nothing and writes down the parameters before each step, and numbers.
+    """Make an optimizer that changes nothing, and records numbers and the parameters before each step.
 
     Args:
-        names: the peer's names of these numbers: the learner's, `loss` or one of its metrics.
+        names: for each of the peer's names of these numbers, the learner's: `loss` or one of its metrics.
     """
 
     def update(grads: Any, state: Any, params: Any, *, value: jax.Array, metrics: Any, **_: Any) -> Any:
@@ -86,7 +86,7 @@ def record_steps(tape: Tape, names: Mapping[str, str]) -> Any:
 
 
 def read_steps(tape: Tape, last: Any) -> tuple[Any, Arrays]:
-    """The parameters after each step, of which `last` are those after the last one, and the numbers."""
+    """Return the parameters after each step, where `last` are those after the last one, and the numbers."""
     params, numbers = tape.read()
     return jax.tree.map(lambda x, y: np.concatenate([x[1:], y[None]]), params, last), numbers
 
@@ -95,12 +95,12 @@ def replay(
     make_learner: Callable[..., pp.Learner], params: Any, updates: Iterable[tuple[tuple[Any, ...], pp.Batch]],
     amend: Callable[[pp.LearnerState], pp.LearnerState] = lambda state: state,
 ) -> Iterator[tuple[pp.LearnerState, Any]]:  # fmt: skip
-    """The state and the metrics after each update, in a free run from the recorded parameters.
+    """Yield the state and the metrics after each update, in a free run from the recorded parameters.
 
-    Parameters, optimizer and step go on from one update to the next and are never put back on the recorded track.
+    Parameters, optimizer and step continue from one update to the next, and are never reset to the recording.
 
     Args:
-        updates: for each one, the recorded arrays that the learner is made of (such as indices), and the rollout.
+        updates: for each update, the recorded arrays that the learner is made of (such as indices), and the rollout.
         amend: changes the first state.
     """
     init = jax.jit(lambda given, params: make_learner(*given).init(params))
@@ -114,23 +114,23 @@ def replay(
 
 
 def dense(params: Params, name: str, x: jax.Array) -> jax.Array:
-    """A linear layer, with flax's kernel `[in, out]` or torch's weight `[out, in]`."""
+    """Evaluate a linear layer with flax's kernel `[in, out]` or torch's weight `[out, in]`."""
     torch = f"{name}.weight" in params
     kernel, bias = (params[f"{name}.weight"].T, f"{name}.bias") if torch else (params[f"{name}/kernel"], f"{name}/bias")
     return x @ kernel + params[bias].reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 def close(name: str, ours: Any, recorded: Any, atol: float = 0.0) -> None:
-    """|ours - recorded| <= RTOL |recorded| + atol, entry by entry."""
+    """Check that |ours - recorded| <= RTOL |recorded| + atol, entry by entry."""
     assert np.shape(ours) == np.shape(recorded), name
     np.testing.assert_allclose(ours, recorded, RTOL, atol, err_msg=name)
 
 
 def close_tensors(kind: str, ours: Arrays, recorded: Arrays, start: Arrays | None = None) -> None:
-    """|ours - recorded| <= RTOL max |recorded - start| + 2 float32 roundings of the largest |start|, for each tensor.
+    """Check |ours - recorded| <= RTOL max |recorded - start| + 2 float32 roundings of max |start| for each tensor.
 
-    For sums that cancel, whose small entries have the rounding errors of the large ones. With `start` it is the
-    distance travelled that has to be right, however small next to the number itself.
+    This is for sums that cancel: their small entries have the rounding errors of the large ones. With `start`, the
+    distance travelled has to be right, however small it is compared with the number itself.
     """
     assert recorded, f"{kind}: nothing is recorded"
     for name, x in recorded.items():
@@ -141,10 +141,10 @@ def close_tensors(kind: str, ours: Arrays, recorded: Arrays, start: Arrays | Non
 
 
 def close_priorities(advantage: Any, drawn: Any, alpha: Any, beta: Any, recorded: Any, weights: Any) -> None:
-    """Probabilities of segments, and importance weights of those that are drawn, from the advantages `[T, N]`.
+    """Check the probabilities of segments, and the weights of drawn ones, computed from advantages `[T, N]`.
 
-    One deviation of the peers, `mass`: their priorities do not sum to 1, as they divide by sum(w) + eps, and not by
-    sum(w + eps). This changes their importance weights by mass^-beta.
+    There is one deviation of the peers, `mass`: their priorities do not sum to 1, because they divide by sum(w) + eps
+    instead of sum(w + eps). This changes their importance weights by mass^-beta.
     """
     p = pp.functional.segment_priorities(advantage, alpha=alpha, eps=PRIORITY_EPS)
     w = pp.functional.importance_weights(p, drawn, beta=beta)
@@ -158,7 +158,7 @@ def close_priorities(advantage: Any, drawn: Any, alpha: Any, beta: Any, recorded
 def close_steps(
     tape: Tape, last: Params, recorded: Arrays, after: Arrays, start: Arrays, rounding: Mapping[str, float]
 ) -> None:
-    """Parameters after each step, of which `last` are the last, and numbers of minibatches, with an `atol` for some."""
+    """Check the parameters after each step (`last` after the last), and minibatches' numbers, some with an `atol`."""
     params, numbers = read_steps(tape, last)
     for name, x in numbers.items():
         close(name, x, recorded[name], rounding.get(name, 0.0))

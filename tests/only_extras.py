@@ -1,7 +1,7 @@
-"""Commands in one process in which some packages cannot be imported, as if they were not installed.
+"""Run commands in one process in which some packages cannot be imported, as if they were not installed.
 
 It reads `[{"module": ..., "arguments": [...], "hidden": [...]}, ...]` from standard input (see docs/test_docs.py).
-Of what a command has imported, nothing may be hidden from a later one.
+No command may hide what an earlier one has imported.
 """
 
 import json
@@ -13,7 +13,7 @@ from importlib.machinery import PathFinder
 
 
 def hide(names: set[str]) -> None:
-    """Let only those modules be found that belong to other packages."""
+    """Let only modules of other packages be found."""
     found = PathFinder.find_spec
 
     def find_spec(name, path=None, target=None):

@@ -1,4 +1,4 @@
-"""A recipe for tests: three steps to the right, each of which is drawn."""
+"""A recipe for tests: three steps to the right, each of which can be rendered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Config(training.Config):
 
 
 def walk(render=None) -> envs.Env:
-    """Episodes of three steps, whose rewards are 1, 2 and 3, whatever is done."""
+    """Make episodes of three steps whose rewards are 1, 2 and 3, whatever the agent does."""
 
     def reset(key):
         return jnp.zeros(()), jnp.zeros(2)

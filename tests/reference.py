@@ -1,4 +1,4 @@
-"""Float64 NumPy, written from the papers' equations, sums as sums and not as recursions; no jax here."""
+"""Float64 NumPy references from the papers' equations, with sums instead of recursions, and without jax."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ def vtrace(
     log_ratio, reward, value, next_value, terminated, truncated=None, mask=None, *,
     gamma, gae_lambda=1.0, rho_clip=1.0, c_clip=1.0, pg_rho_clip=None, pg_lambda=1.0,
 ):  # fmt: skip
-    """Error, target and policy advantage (arXiv:1802.01561, eq. 1).
+    """Return error, target and policy advantage (arXiv:1802.01561, eq. 1).
 
     The first four hyperparameters may differ from step to step.
     """
@@ -17,7 +17,7 @@ def vtrace(
     reward, value, next_value, terminated, truncated, mask, gamma, gae_lambda = given
     ratio = np.exp(np.asarray(log_ratio, np.float64))
     rho, c = np.minimum(ratio, rho_clip), np.minimum(ratio, c_clip)
-    # Whether the step after each one is of the same trajectory, unless that one terminated.
+    # Whether the step after each one belongs to the same trajectory, unless that one terminated.
     follows = (truncated == 0) & (np.append(mask[1:], mask[:1], axis=0) > 0)
 
     def bootstrapped(following):
@@ -37,7 +37,7 @@ def vtrace(
 
 
 def gae(reward, *steps, **settings):
-    """Advantage and target (arXiv:1506.02438, eq. 16): those of V-trace under the policy that acted."""
+    """Return advantage and target (arXiv:1506.02438, eq. 16), which are V-trace's under the policy that acted."""
     return vtrace(np.zeros(np.shape(reward)), reward, *steps, **settings)[:2]
 
 
@@ -55,7 +55,7 @@ def advantage_normalize(advantage, mask=None, *, axis=None, ddof=0, eps=1e-8):
 
 
 def segment_priorities(advantage, mask=None, *, alpha, eps=1e-6):
-    """Probability of each column: PufferLib's priority, over the columns that have a step that counts."""
+    """Return the probability of each column: PufferLib's priority, over the columns with a step that counts."""
     advantage, counts = _with_mask(advantage, mask)
     total = np.sum(np.abs(counts * advantage), axis=0)
     priority = np.where(counts.any(axis=0), np.where(np.isfinite(total), total, 0) ** alpha + eps, 0)
@@ -63,7 +63,7 @@ def segment_priorities(advantage, mask=None, *, alpha, eps=1e-6):
 
 
 def importance_weights(probabilities, indices, *, beta):
-    """arXiv:1511.05952, section 3.4; segments that cannot be drawn have weight 0 and do not count in N."""
+    """Compute arXiv:1511.05952, section 3.4; segments that cannot be drawn have weight 0 and do not count in N."""
     probabilities = np.asarray(probabilities, np.float64)
     drawable = probabilities > 0
     weight = drawable * np.where(drawable, drawable.sum() * probabilities, 1) ** -beta

@@ -1,6 +1,6 @@
-"""Every public part, once or a few times with different settings; `test_laws.py` holds each to the same laws.
+"""A registry of every public part, each with one or more settings; `test_laws.py` holds all of them to the same laws.
 
-A new part is tested by adding a line here (and a completeness test fails until it is).
+To test a new part, add a line here (until then, a completeness test fails).
 """
 
 import functools
@@ -17,15 +17,15 @@ from tests.common import OBS, SEGMENTS, TIME
 
 
 class Case(NamedTuple):
-    """A part under test: a public factory, and what it is called with."""
+    """A part under test: a public factory, and the arguments that it is called with."""
 
     make: Callable[..., pp.Part]
     args: tuple[Any, ...]
     numeric: Mapping[str, float]  # its numeric hyperparameters: each may be a float, an array or a schedule
     options: Mapping[str, Any]
-    after: bool  # it is given a minibatch `[T, M]` with the policy being trained; otherwise, a rollout
-    note: str  # what tells it from another case of the same factory
-    continuous: bool  # the actions are continuous, and the policy is Gaussian
+    after: bool  # it gets a minibatch `[T, M]` with the policy being trained; otherwise, a rollout
+    note: str  # what distinguishes it from other cases of the same factory
+    continuous: bool  # actions are continuous, and the policy is Gaussian
     without: tuple[str, ...]  # fields of the batch that it rejects
 
     @property
@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
 
 def rollout(make, *args, note="", fixed=None, after=False, continuous=False, without=(), **given) -> Case:
-    """A case on a rollout; all floats that it is given are numeric hyperparameters, except those that are `fixed`."""
+    """Make a case on a rollout; all given floats are numeric hyperparameters, except those that are `fixed`."""
     numeric = {name: x for name, x in given.items() if isinstance(x, float)}
     options = {name: x for name, x in given.items() if name not in numeric} | (fixed or {})
     return Case(make, args, numeric, options, after, note, continuous, without)
@@ -127,7 +127,7 @@ CASES = (
     rollout(pp.given_indices, _ROWS),
     rollout(pp.given_indices, [[0, 2], [1, 0]], "segment", [[1.0, 0.5], [2.0, 1.0]], note="weighted segments"),
 )
-BEYOND: dict[str, tuple[float, ...]] = {  # the nearest numbers outside of the range of a hyperparameter
+BEYOND: dict[str, tuple[float, ...]] = {  # the nearest numbers outside a hyperparameter's range
     **dict.fromkeys(("gamma", "gae_lambda", "pg_lambda", "fraction", "decay", "rate", "beta"), (-0.01, 1.01)),
     **dict.fromkeys(("rho_clip", "c_clip", "pg_rho_clip", "clip_eps", "clip_eps_high", "high", "length"), (0.0,)),
     **dict.fromkeys(("slope", "tau", "tau_negative", "sigma", "delta"), (0.0,)),
@@ -136,12 +136,12 @@ BEYOND: dict[str, tuple[float, ...]] = {  # the nearest numbers outside of the r
     **dict.fromkeys(("cov_low", "cov_high", "target_entropy", "limit"), ()),
     "dual_clip": (1.0,),
 }
-ELSEWHERE = {"phases", "replay"}  # only a learner runs them, or the state has shapes: see test_contract.py
+ELSEWHERE = {"phases", "replay"}  # only a learner runs these, or their state has shapes: see test_contract.py
 
 
 @functools.cache
 def subject(case_id: str) -> Subject:
-    """The part of a case with what it is given."""
+    """Return the part of a case, together with its inputs."""
     [case] = [case for case in CASES if case.id == case_id]
     given = functools.partial(given_batch, case.after, case.continuous, without=case.without)
     return Subject(case.part(), given, example_context, case.after)
@@ -151,7 +151,7 @@ def subject(case_id: str) -> Subject:
 def given_batch(
     after: bool, continuous: bool, seed: int = 0, dtype: Any = jnp.float32, without: tuple[str, ...] = ()
 ) -> pp.Batch:
-    """A batch with everything that any part reads, except the fields `without`."""
+    """Return a batch with everything that any part reads, except the fields `without`."""
     batch = example_batch(seed, dtype, after_sampler=after, continuous=continuous)
     embedded = embed(jnp.ones((OBS, 2), dtype), batch.obs)  # as `rnd_reward` does
     return batch.add_extras(rnd_target=embedded).replace(current=None, **dict.fromkeys(without))

@@ -23,13 +23,13 @@ EVALUATED = {"eval_every": 5, "eval_episodes": 5, "best_metric": "evaluation/epi
 
 
 def tiny(updates: int = UPDATES, **changes) -> Config:
-    """CartPole with a network of 8 units and `updates` updates of 2 environments times 8 steps."""
+    """Configure CartPole with a network of 8 units and `updates` updates of 2 environments times 8 steps."""
     sizes = {"num_envs": 2, "num_steps": 8, "hidden": (8,), "num_minibatches": 2, "update_epochs": 1}
     return Config(**{"total_timesteps": updates * STEPS_PER_UPDATE, **sizes, **changes})
 
 
 def checkpoint(folder: Path, step: int | None = None) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint (the latest), as orbax reads them, none of our code involved."""
+    """Return the arrays of a checkpoint (the latest) as orbax reads them, without any of our code."""
     folder = (folder / "checkpoints").resolve()
     step = max(int(p.name) for p in folder.iterdir() if p.name.isdecimal()) if step is None else step
     with ocp.StandardCheckpointer() as reader:
@@ -37,7 +37,7 @@ def checkpoint(folder: Path, step: int | None = None) -> dict[str, np.ndarray]:
 
 
 def rows(folder: Path) -> list[dict]:
-    """The rows of metrics.jsonl, each of which has to be strict JSON."""
+    """Return the rows of metrics.jsonl, each of which has to be strict JSON."""
 
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
@@ -46,7 +46,7 @@ def rows(folder: Path) -> list[dict]:
 
 
 def logged(folder: Path) -> int:
-    """How many rows of metrics.jsonl are whole; a process may be writing the last one."""
+    """Count the whole rows of metrics.jsonl; a process may be writing the last one."""
     path = folder / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -56,7 +56,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def evaluations(folder: Path) -> dict[int, dict]:
-    """The metrics of evaluations, by the number of updates before each."""
+    """Return the metrics of evaluations by the number of updates before each."""
     found = {row["update"] + 1: {k: x for k, x in row.items() if k.startswith("evaluation/")} for row in rows(folder)}
     return {update: metrics for update, metrics in found.items() if metrics}
 
@@ -70,31 +70,31 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:
-    """Two runs ended in the same state, and left the same metrics, to the last bit."""
+    """Check that two runs ended in the same state, and left the same metrics, to the last bit."""
     one, other = checkpoint(folder), checkpoint(expected)
     assert one.keys() == other.keys()
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name, strict=True)
     assert (folder / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
     one, other = (json.loads((where / "result.json").read_text()) for where in (folder, expected))
-    for name in (one.keys() & other.keys()) - {"curve", "timing"}:  # `evaluation` is there where it was asked for
+    for name in (one.keys() & other.keys()) - {"curve", "timing"}:  # `evaluation` is there only if it was asked for
         assert one[name] == other[name], name
 
 
 def altered(train: Train, **fields: Any) -> Any:
-    """A copy with other fields; `dataclasses.replace` would trace it."""
+    """Copy a `Train` with other fields; `dataclasses.replace` would trace it."""
     made = copy.copy(train)
     vars(made).update(fields)
     return made
 
 
 def raw(x: Any) -> Any:
-    """Keys as the numbers they are made of."""
+    """Return keys as the numbers that they are made of."""
     return jax.random.key_data(x) if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key) else x
 
 
 class ByTwos(Program):
-    """Two updates a call, whatever they take, and one program for all runs of one `Train`."""
+    """Run two updates per call, however long they take, with one program for all runs of one `Train`."""
 
     programs: ClassVar[dict[Any, Any]] = {}
 
@@ -111,7 +111,7 @@ class ByTwos(Program):
 
 
 def measuring(**numbers: float) -> type[Program]:
-    """Stands in where a run is about its files: updates change nothing, and measure these numbers."""
+    """Make a program for tests of a run's files: updates change nothing, and measure these numbers."""
 
     class Measuring(Program):
         def advance_from(self, state: Any) -> Any:
@@ -121,7 +121,7 @@ def measuring(**numbers: float) -> type[Program]:
 
 
 def acting(after: int, action: Callable[[], None]) -> type[Program]:
-    """As `ByTwos`; `action` happens when `after` updates have been computed, but nothing of the last ones kept."""
+    """Make a program like `ByTwos` that calls `action` once `after` updates are computed; the last are not kept yet."""
 
     class Acting(ByTwos):
         done = 0
@@ -143,7 +143,7 @@ def crash() -> None:
 
 
 def go(train, place, name, config=None, program=ByTwos, on_rows=None, **options) -> Any:
-    """A quiet run by twos; returns its folder and its result."""
+    """Run quietly by twos; return the run's folder and its result."""
     where = {} if "resume" in options else {"directory": place, "name": name}
     kept = RunOptions(**{**QUIET, **options, **where})
     result = run(train, config or tiny(), kept, on_rows=on_rows, make_program=program)

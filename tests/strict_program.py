@@ -1,4 +1,4 @@
-"""A program as users of `mypy --strict` write it: the annotations of public names suffice. It is checked, not run."""
+"""A program as users of `mypy --strict` write it: public annotations suffice. It is type-checked, but not run."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What is imported when, and from where; what is said where a package is missing; copies of the package elsewhere."""
+"""What is imported when, and from where; what is said if a package is missing; and copies of the package elsewhere."""
 
 import importlib
 import importlib.util
@@ -26,7 +26,7 @@ OPTIONAL |= {"mujoco_playground", "optuna", "orbax", "pgx", "ray", "tensorboardX
 
 
 def python(source: str, folder: Path) -> str:
-    """What a fresh interpreter prints that runs `source` in `folder`."""
+    """Return what a fresh interpreter prints when it runs `source` in `folder`."""
     done = subprocess.run([sys.executable, "-c", source], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -42,7 +42,7 @@ ppo_parts.networks.orthogonal, ppo_parts.networks.action_distribution  # the oth
 print([name for name in {OPTIONAL} if name in sys.modules and name not in before], list(xla_bridge._backends))
 """
     made, drawing = importlib.util.find_spec("gymnax"), ("scipy.stats", "seaborn", "matplotlib.pyplot", "pandas")
-    if made:  # an environment of gymnax, without the libraries that draw it
+    if made:  # make an environment of gymnax without importing the libraries that draw it
         source += f"ppo_parts.envs.make('CartPole-v1'); print([name for name in {drawing} if name in sys.modules])"
     assert python(source, ROOT).split("\n") == ["[] []", *(["[]"] if made else [])]
 
@@ -78,7 +78,7 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it(package, ext
         use(tmp_path)
 
 
-def test_what_lacks_a_package_names_it_on_a_command_line_and_inside_another_one(monkeypatch, tmp_path):
+def test_a_missing_package_is_named_on_a_command_line_and_inside_another_package(monkeypatch, tmp_path):
     def make_train(config: training.Config): ...
 
     monkeypatch.setitem(sys.modules, "tyro", None)
@@ -138,7 +138,7 @@ def test_a_deferred_module_is_imported_when_it_is_used(tmp_path, monkeypatch, ca
         del sys.modules[name]
 
 
-# --- the direction of imports: a folder of the package imports only from those before it ------------------------------
+# --- direction of imports: a folder of the package imports only from those before it ----------------------------------
 
 FLOORS = [
     {"functional"}, {"errors"}, {"_base"}, {"distributions"}, {"_core"}, {"_parts", "envs"},
@@ -162,7 +162,7 @@ def rooms_imported(path: Path) -> set[str]:
 
 
 def test_imports_point_to_the_left():
-    recipes = {*PACKAGE.glob("recipes/**/*.py")}  # programs, which can be copied out
+    recipes = {*PACKAGE.glob("recipes/**/*.py")}  # recipes are programs, which users may copy
     paths = sorted(PACKAGE.rglob("*.py"))
     assert {room_of(path) for path in paths} <= FLOOR.keys()
     for path in paths:
@@ -173,7 +173,7 @@ def test_imports_point_to_the_left():
 
 
 def test_benchmarks_import_no_other_benchmark():
-    """They import what they share and the programs that they train, which the docstring of the folder names."""
+    """They import only what they share and the programs that they train, both of which the folder's docstring names."""
     texts = {path.stem: path.read_text() for path in (PACKAGE.parent / "benchmarks").glob("*.py")}
     pages = {"report", "_tables", "_figures"}  # they read the tables of benchmarks
     shared = {name for name in texts if name.startswith("_")} - pages

@@ -1,6 +1,6 @@
-"""Signatures of public functions: what is checked where a function is called, and what defaults are.
+"""Signatures of public functions: what is checked when a function is called, and what the defaults are.
 
-A default is a number or a flag that nobody has to give, and each of them means something.
+A default is a number, a flag or a word that nobody has to give; each of them means something.
 """
 
 import inspect
@@ -17,14 +17,14 @@ from ppo_parts.errors import UserError
 
 FAMILIES = (pp, pp.tokens, pp.exploration, pp.critics, pp.regularizers, pp.symmetry, pp.agents, pp.optim)
 FAMILIES += (distributions, envs, networks)
-LEFT_OUT = {"main", "run", "from_jaxmarl", "recipe", "dense"}  # they need a folder or more first; a decorator; flax's
-# Integers that may be 0, or are compared with others first.
+LEFT_OUT = {"main", "run", "from_jaxmarl", "recipe", "dense"}  # they need more first, are decorators, or flax's
+# These integers may be 0, or are compared with others first.
 UNCOUNTED = {"ddof", "seed", "burn_in", "checkpoint", "shards", "members", "num_minibatches", "num_epochs"}
 UNCOUNTED |= {"from_brax time_limit", "from_brax reset_ratio"}
 
 
 def public(room):
-    """Its functions, and the distributions, by name."""
+    """Return the functions of a module by name, and the distributions."""
     found = {name: getattr(room, name) for name in getattr(room, "__all__", dir(room)) if name[0] != "_"}
     ours = {name: x for name, x in found.items() if getattr(x, "__module__", "").startswith("ppo_parts.")}
     return {name: x for name, x in ours.items() if inspect.isfunction(x) or (room is distributions and callable(x))}
@@ -49,8 +49,8 @@ CHECKED = [
 
 
 @pytest.mark.parametrize(("function", "parameter"), CHECKED, ids=lambda x: getattr(x, "name", None) or x.__name__)
-def test_words_switches_counts_and_functions_are_checked_at_the_door(function, parameter):
-    """Before anything else is needed; a count is an integer of at least 1."""
+def test_words_switches_counts_and_functions_are_checked_on_entry(function, parameter):
+    """The check comes before anything else is needed; a count is an integer of at least 1."""
     several, wrong = parameter.kind is parameter.VAR_POSITIONAL, {object(): ""}
     if int in kinds_of(typing.get_type_hints(function)[parameter.name]):
         wrong |= {1.5: ".*an integer", True: ".*an integer"}
@@ -62,7 +62,7 @@ def test_words_switches_counts_and_functions_are_checked_at_the_door(function, p
 
 
 def test_defaults_are_those_that_are_recorded():
-    """A default that changes on purpose changes `defaults.txt`, too."""
+    """Whoever changes a default on purpose changes `defaults.txt`, too."""
     found = set()
     for room in (*FAMILIES, pp.functional):
         for name, function in public(room).items():

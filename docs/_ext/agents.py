@@ -1,4 +1,4 @@
-"""Train the agents of docs/play.md, and write what they knew at several checkpoints: `python -m docs._ext.agents`."""
+"""Train the agents of docs/play.md, and save them at several checkpoints: `python -m docs._ext.agents`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ppo_parts.recipes import mujoco_ppo
 
 WRITTEN = Path(__file__).parents[1] / "_static" / "agents.js"
 HIDDEN = (16, 16)
-BREAKOUT = classic.Config(  # it needs much entropy at first
+BREAKOUT = classic.Config(  # it needs much entropy in the beginning
     env_id="Breakout-MinAtar", total_timesteps=5_000_000, num_envs=64, num_steps=32, learning_rate=3e-3, gae_lambda=0.9,
     ent_coef=0.1, normalize_observations=False, normalize_rewards=False, refresh="rollout", hidden=HIDDEN,
 )  # fmt: skip
@@ -27,20 +27,20 @@ CONFIGS = {
     "MountainCar-v0": dataclasses.replace(classic.PRESETS["mountain_car_250k"], hidden=HIDDEN),
     "Breakout-MinAtar": BREAKOUT,
 }
-CELLS = np.zeros((10, 10, 4))  # those of Breakout that can be occupied: by the paddle, the ball, its trail, bricks
+CELLS = np.zeros((10, 10, 4))  # cells of Breakout that can be occupied: by the paddle, the ball, its trail, bricks
 CELLS[9, :, 0] = CELLS[:, :, 1:3] = CELLS[1:4, :, 3] = 0.5
 USUAL = {
     "CartPole-v1": ([0, 0, 0, 0], [0.1, 0.1, 0.1, 0.1]),
     "MountainCar-v0": ([-0.5, 0], [0.1, 0.02]),
     "Breakout-MinAtar": (CELLS.ravel(), CELLS.ravel()),
 }
-"""Observations that no policy clips: the middle, and how far from it they go."""
+"""Observations that no policy clips: their middle, and how far they deviate from it."""
 WALKER = mujoco_ppo.Config(env_id="gym:HalfCheetah-v5", total_timesteps=300_000)
 FRAMES = 100
 
 
 def layers_of(train: training.Train, state: Any, middle: np.ndarray, widths: np.ndarray) -> list[Any]:
-    """Return the actor's kernels and biases, with the standardization of observations in the first of them."""
+    """Return the actor's kernels and biases, with the standardization of observations folded into the first ones."""
     params = jax.tree.map(np.asarray, state.learner.params["params"])
     layers = [[np.float64(params[f"Dense_{i}"][name]) for name in ("kernel", "bias")] for i in range(len(HIDDEN) + 1)]
     if train.env.observe is not None:
@@ -62,7 +62,7 @@ def layers_of(train: training.Train, state: Any, middle: np.ndarray, widths: np.
 
 
 def frames_of(train: training.Train, state: Any) -> Iterator[list[int]]:
-    """Let the policy walk from a fixed start, and yield its place and the ends of its limbs, (x, z), in cm."""
+    """Let the policy walk from a fixed start, and yield its position and the ends of its limbs, (x, z), in cm."""
     import gymnasium
 
     act, _ = export.make_policy_function(train, state)
@@ -70,7 +70,7 @@ def frames_of(train: training.Train, state: Any) -> Iterator[list[int]]:
     env = gymnasium.make(WALKER.env_id.removeprefix("gym:"))
     obs, _ = env.reset(seed=0)
     data, model = env.unwrapped.data, env.unwrapped.model  # type: ignore[attr-defined]
-    limbs = [i for i, body in enumerate(model.geom_bodyid) if body]  # capsules; body 0 is the ground
+    limbs = [i for i, body in enumerate(model.geom_bodyid) if body]  # limbs are capsules; body 0 is the ground
     for _ in range(FRAMES):
         reach = data.geom_xmat[limbs].reshape(-1, 3, 3)[:, :, 2] * model.geom_size[limbs, 1:2]
         middle = data.geom_xpos[limbs] - [data.qpos[0], 0, 0]
@@ -82,12 +82,12 @@ def frames_of(train: training.Train, state: Any) -> Iterator[list[int]]:
 def learned(
     env_id: str, train: training.Train, checkpoints: int, kind: str, saved: Callable[..., Any]
 ) -> dict[str, Any]:
-    """Train one seed, and return its learning curve and what is `saved` of it at each checkpoint."""
+    """Train one seed; return its learning curve, and what `saved` returns at each checkpoint."""
     found: dict[str, Any] = {"env": env_id, "steps": [], kind: []}
     returns: list[float] = []
     for stage in _seeds.train_in_stages(train, _seeds.make_keys(range(1, 2)), checkpoints):
         found["steps"].append(stage.env_steps)
-        found[kind].append(saved(train, jax.tree.map(lambda x: x[0], stage.state)))  # of the only seed
+        found[kind].append(saved(train, jax.tree.map(lambda x: x[0], stage.state)))  # the state of the only seed
         returns += np.asarray(stage.metrics["episode_return"][0], float).tolist()
     parts = np.array_split(np.array(returns), 25)
     found["returns"] = [round(float(np.nanmean(part)), 1) if np.isfinite(part).any() else None for part in parts]

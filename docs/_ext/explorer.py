@@ -1,4 +1,4 @@
-"""The table of the chain explorer: the public parts, what they declare, the rules of `chain`, and measured changes."""
+"""The table of the chain explorer: the public parts, their declarations, the rules of `chain`, and measured changes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ppo_parts._core.wiring import (
     check_every_write_has_an_effect,
 )
 
-NO_PARTS = {"chain", "identity"}  # they return parts, but do not stand in a chain as one
+NO_PARTS = {"chain", "identity"}  # they return parts, but are not parts of a chain themselves
 
-RULES = [  # those of the first list are checked for all parts before those of the second
+RULES = [  # `chain` checks the rules of the first list for all parts before those of the second
     [({"divides": True}, "after", {"divides": True})],
     [
         ({"place": "after_sampler"}, "after", {"divides": True}),
@@ -36,15 +36,15 @@ RULES = [  # those of the first list are checked for all parts before those of t
         ({"requires": ("target",)}, "makes", {"provides": ("target",)}),
     ],
 ]
-"""What `chain` refuses: a part that declares the first, with another one before or after it that declares the last.
+"""What `chain` refuses: a part with the first declarations, and another one before or after it with the last ones.
 
-"first": the other is the first part of the chain. "makes": the other comes after the part, and makes a field that the
-part requires and no part before it writes; any field would do as the example.
+"first": the other is the first part of the chain. "makes": the other comes after the part, and makes a field that
+the part requires and no part before it writes; any field would do as the example.
 """
 
 
 def table(formula: Callable[[str, bool], str]) -> dict[str, Any]:
-    """Return all that the page needs, as JSON can hold it; `formula` writes mathematics, in a line or as a block."""
+    """Return all that the page needs, in a form JSON can hold; `formula` writes mathematics inline or as a block."""
     parts = {name: entry(name, inspect.getdoc(factory) or "", formula) for name, factory in factories().items()}
     required = sorted({field for part in parts.values() for field in part["requires"]})
     rules = [[rule(*each) for each in group] for group in RULES]
@@ -53,7 +53,7 @@ def table(formula: Callable[[str, bool], str]) -> dict[str, Any]:
 
 
 def factories() -> dict[str, Callable[..., Part]]:
-    """Return the public functions that make a part, by their name behind `pp.`."""
+    """Return the public functions that make a part, by their name after `pp.`."""
     modules = {"": pp} | {f"{name}.": each for name, each in inspect.getmembers(pp, inspect.ismodule) if name[0] != "_"}
     return {
         prefix + name: function
@@ -64,7 +64,7 @@ def factories() -> dict[str, Callable[..., Part]]:
 
 
 def entry(dotted: str, doc: str, formula: Callable[[str, bool], str]) -> dict[str, Any]:
-    """Return what the page shows of a part, made by the first call in its docstring that succeeds."""
+    """Return what the page shows about a part, which the first call in its docstring that succeeds makes."""
     definitions, call, part = example(f"pp.{dotted}", doc)
     declared = declarations(part)
     return {
@@ -93,7 +93,7 @@ def declarations(part: Part) -> dict[str, Any]:
 
 
 def example(called: str, doc: str) -> tuple[list[str], str, Part]:
-    """Return the statements that a call needs, the call and its part: the first call in a docstring that succeeds."""
+    """Return the statements that the first successful call in a docstring needs, the call itself, and its part."""
     space: dict[str, Any] = {}
     needs: dict[str, list[str]] = {}  # the statements that define each name, in order
     for shown in doctest.DocTestParser().get_examples(doc):
@@ -115,7 +115,7 @@ def example(called: str, doc: str) -> tuple[list[str], str, Part]:
 
 
 def attempt(run: Callable[..., Any], text: str, space: dict[str, Any]) -> Any:
-    """Run an example of a docstring; None if it is an example of an error."""
+    """Run an example of a docstring; return None if it is an example of an error."""
     try:
         return run(text, space)
     except pp.errors.UserError:
@@ -123,23 +123,23 @@ def attempt(run: Callable[..., Any], text: str, space: dict[str, Any]) -> Any:
 
 
 def is_bound(node: ast.Name) -> bool:
-    """Return whether a name is assigned there."""
+    """Return whether the node assigns a name."""
     return isinstance(node.ctx, ast.Store)
 
 
 def needed(code: ast.AST, needs: dict[str, list[str]]) -> list[str]:
-    """Return the statements that must precede some code."""
+    """Return the statements that must precede the given code."""
     names = [node.id for node in ast.walk(code) if isinstance(node, ast.Name) and not is_bound(node)]
     return list(dict.fromkeys(text for name in names for text in needs.get(name, ())))
 
 
 def one_line(call: str) -> str:
-    """Return in one line a call that may be written in several."""
+    """Return a call, which may be written in several lines, in one line."""
     return re.sub(r"\s+", " ", re.sub(r",?\s*\n\s*\)", ")", re.sub(r"\(\s*\n\s*", "(", call)))
 
 
 def equations(doc: str) -> list[str]:
-    """Return the equations of a docstring, or of the function of `functional` that it refers to first."""
+    """Return the equations of a docstring, or those of the function of `functional` that it refers to first."""
     found = re.findall(r"^\.\. math::((?: .*|\n(?=\n? ))*)", doc, re.MULTILINE)
     referred = re.search(r"functional\.(\w+)", doc)
     if found or referred is None:
@@ -161,14 +161,14 @@ def inline(text: str, formula: Callable[[str, bool], str]) -> str:
 
 
 def stub(name: str, *, divides: bool = False, cuts_time: bool = False, **declared: Any) -> Part:
-    """Return a part of this name that declares this and does nothing."""
+    """Return a part with this name and these declarations that does nothing."""
     if divides:
         return Divider(no_state, lambda batch, state, context: (batch, state), name, cuts_time=cuts_time, **declared)
     return Part(no_state, lambda batch, state, context: (batch, state), name, **declared)
 
 
 def error_of(check: Callable[..., Any], *given: Any) -> str:
-    """Return the message of the error that this raises."""
+    """Return the message of the error that the check raises."""
     try:
         check(*given)
     except pp.errors.UserValueError as error:
@@ -177,7 +177,7 @@ def error_of(check: Callable[..., Any], *given: Any) -> str:
 
 
 def rule(part: dict[str, Any], where: str, other: dict[str, Any]) -> dict[str, Any]:
-    """Return a rule with the words of `chain`, in which {part}, {other} and {field} stand for the names."""
+    """Return a rule in the words of `chain`, where {part}, {other} and {field} stand for the names."""
     subject, object_ = stub("{part}", **part), stub("{other}", **other)
     says = error_of(pp.chain, *((subject, object_) if where in ("after", "makes") else (object_, subject)))
     if where == "makes":
@@ -186,7 +186,7 @@ def rule(part: dict[str, Any], where: str, other: dict[str, Any]) -> dict[str, A
 
 
 def learner_rules() -> dict[str, Any]:
-    """Return the words of `learner` where something would have no effect, and the fields that it reads itself."""
+    """Return what `learner` says where something would have no effect, and the fields that it reads itself."""
 
     def says(*parts: Part) -> str:
         return error_of(check_every_write_has_an_effect, (), [parts])
@@ -218,18 +218,18 @@ def learner_rules() -> dict[str, Any]:
 
 
 def recorded(field: str) -> bool:
-    """Return whether a batch has a field without a part that writes it: all batches, or those of `rollout`."""
+    """Return whether all batches, or those of `rollout`, have a field even if no part writes it."""
     given = field_at(Batch(), field) is not None or field.startswith("metrics.")  # a loss adds its metrics
     return given or not (field in REMEDY or "." in field)
 
 
 def absence(field: str) -> str:
-    """Return what is raised at run time where nothing has written a field that a part requires."""
+    """Return the error at run time if nothing has written a field that a part requires."""
     return error_of(check_batch, stub("{part}", requires=(field,)), Batch())
 
 
 def measured(parts: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes of one chain by parts of the table that `benchmarks differences` has measured."""
+    """Return the changes of one chain, measured by `benchmarks differences`, that are made by parts of the table."""
     from benchmarks import _tables, choices
 
     keys = {part["name"]: key for key, part in parts.items()}
@@ -241,7 +241,7 @@ def measured(parts: dict[str, Any]) -> dict[str, Any]:
         if not each.choices.keys() <= settings:
             continue
         chain = [keys.get(part.name) for part in pp.chain(choices.make_chain(config, **each.choices)).parts]
-        if None in chain or chain in (row["chain"] for row in rows):  # a part of a recipe, or another setting of a part
+        if None in chain or chain in (row["chain"] for row in rows):  # a recipe's part, or other settings of a part
             continue
         effects = [one.show_cell(lambda text, *addresses: text, name) for one in compared]
         rows.append({"what": each.what, "chain": chain, "effects": effects})

@@ -1,4 +1,4 @@
-"""Thumbnails of the gallery: what the records of the benchmarks have of each variant, in the colors of the page."""
+"""Thumbnails of the gallery, which draw the benchmark records of each variant in the colors of the page."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ records = functools.cache(_tables.read_records)
 
 
 def study(arm: str, task: str = "breakout") -> str:
-    """Draw the return over the training of each seed of an arm of the study, above that of the plain arm."""
+    """Draw the return over the training of each seed of an arm of the study, above those of the plain arm."""
     results = records("study")[task]["results"]
     seeds = (results["arms"][name]["return_over_training"]["per_seed"] for name in (arm, "plain"))
     return strip(results["config"]["env_id"], *seeds, what="return over training")
 
 
 def choice(variant: str) -> str:
-    """Draw the evaluations of a choice of a library on HalfCheetah, with those of the chain that makes none dashed."""
+    """Draw the evaluations of a choice of a library on HalfCheetah; those without any choice are dashed."""
     found = [
         records("differences")[f"HalfCheetah-v5_300000_{name}_1"]["results"]["curve"] for name in (variant, "none")
     ]
@@ -36,14 +36,14 @@ def choice(variant: str) -> str:
 
 
 def learned(name: str, *without: str) -> str:
-    """Draw the learning curve of a record, perhaps with that of a run without the variant dashed."""
+    """Draw the learning curve of a record, with or without that of a run without the variant, dashed."""
     found = [records("learning")[each]["results"] for each in (name, *without)]
     curves = (np.array(result["curve"]["mean_return_per_seed"], float).T for result in found)
     return curve(found[0]["config"]["env_id"], "return", *curves)
 
 
 def variant(name: str, *without: str) -> str:
-    """Draw a learning curve of the gallery, with that of the record that it names, or of another one, dashed."""
+    """Draw a learning curve of the gallery with a dashed one: that of the record it names, or of the given one."""
     result = records("gallery")[name]["results"]
     others = [each for each in (*without, result["without"]) if each][:1]
     curves = (np.array(records("gallery")[each]["results"]["curve"], float) for each in (name, *others))
@@ -52,7 +52,7 @@ def variant(name: str, *without: str) -> str:
 
 
 def tokens(name: str) -> str:
-    """Draw the score of answers of a chain for tokens, with that of GRPO dashed."""
+    """Draw the score of a token chain's answers, with that of GRPO dashed."""
     found = [next(iter(records("tokens")[each]["results"].values())) for each in dict.fromkeys((name, "grpo"))]
     curves = (np.array(result["every_tenth_score"]).T for result in found)
     return curve("sorting digits", "score", *curves, named="GRPO")
@@ -66,14 +66,14 @@ def population(task: str = "acrobot_101") -> str:
 
 
 def kuhn() -> str:
-    """Draw the exploitability of both arms of Kuhn poker: the mirror step, and dashed the clip."""
+    """Draw the exploitability of both arms of Kuhn poker: the mirror step and, dashed, the clip."""
     arms = records("kuhn")["kuhn"]["results"]["arms"]
     curves = (np.array([row["exploitability"] for row in arm["curve"]]) for arm in arms)
     return curve("Kuhn poker", "exploitability", *curves, named="the clip")
 
 
 def maze(arm: str) -> str:
-    """Draw the return of each seed in held-out mazes, above that of each seed that learned in random ones."""
+    """Draw the return in held-out mazes of each seed, above that of each seed that learned in random mazes."""
     arms = records("levels")["maze_1"]["results"]["arms"]
     return strip("mazes", *(arms[name]["held_out"]["per_seed"] for name in (arm, "uniform")))
 
@@ -84,7 +84,7 @@ ROWS = {
     "several minibatches": "several minibatches per step", "non-finite gradients": "non-finite gradients skipped",
     "dormant units": "dormant units reset, with their moments", "TRPO": "natural gradients (TRPO)",
 }  # fmt: skip
-"""Names of records that begin the name of a row of the gallery."""
+"""Record names that are the beginning of the name of a gallery row."""
 TOKENS = {
     "GPG, REINFORCE": "gpg", "CISPO": "cispo", "SAPO": "sapo", "GSPO": "gspo", "GSPO-token": "gspo_token",
     "GMPO": "gmpo", "Clip-Cov": "clip_cov", "KL-Cov": "kl_cov", "any loss per sequence": "gspo", "GRPO": "grpo",
@@ -92,7 +92,7 @@ TOKENS = {
     "REINFORCE++": "reinforce", "REINFORCE++ baseline": "reinforce_baseline", "token mean": "dapo",
     "sequence mean of means": "grpo", "sequence mean of sums": "rloo", "sum over a constant": "drgrpo",
 }  # fmt: skip
-"""Records of the rows of the page of tokens; those that name no algorithm show one that has what they say."""
+"""Records of the rows on the tokens page; rows that name no algorithm show one that does what they say."""
 COMPARED = {result["results"]["without"] for result in records("gallery").values()} | {
     "squared error", "λ = 1", "Adam alone"
 }  # fmt: skip
@@ -139,18 +139,18 @@ DRAWN: dict[str, dict[str, Callable[[], str]]] = {
     "docs/gallery/regularizers": {"Gaussian policies for robots": functools.partial(choice, "bounds_loss")},
     "docs/gallery/self_play": {"Poker": kuhn},
 }
-"""For each page, the first cells of rows and the headings of cards of which there are records."""
+"""For each page, the first cells of the rows, and the headings of the cards, that have records."""
 
 
 def add_cards() -> None:
-    """Add to the pages of the cards what the rows show that link to them, if it is a single row."""
+    """Give the cards on their pages the thumbnails of the rows that link to them, if only one row does."""
     folder = ROOT / "docs/gallery"
     links = re.findall(r"^\| \[(.*?)]\((\w+)\.md#([\w-]+)\)(.*?) \|", (folder / "README.md").read_text(), re.MULTILINE)
     counts = collections.Counter(link[1:3] for link in links)
     for name, page, anchor, rest in links:
         for heading in re.findall(r"^## (.*)", (folder / f"{page}.md").read_text(), re.MULTILINE):
             drawn = DRAWN["docs/gallery/README"].get(name + rest)
-            slug = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")  # as on GitHub
+            slug = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")  # as GitHub does it
             if drawn and counts[page, anchor] == 1 and slug == anchor:
                 DRAWN.setdefault(f"docs/gallery/{page}", {})[heading] = drawn
 
@@ -159,7 +159,7 @@ add_cards()
 
 
 def drawn(label: str, *shapes: str) -> str:
-    """Return a drawing that says in words what it shows."""
+    """Return a drawing with a label that says in words what it shows."""
     return (
         f'<svg class="thumbnail" role="img" viewBox="0 0 {WIDTH} {HEIGHT}" aria-label="{html.escape(label)}">'
         f"<title>{html.escape(label)}</title>{''.join(shapes)}</svg>"
@@ -167,7 +167,7 @@ def drawn(label: str, *shapes: str) -> str:
 
 
 def scale(values: Any, size: float) -> Callable[[Any], Any]:
-    """Return the map of the range of the values onto a side of the drawing, without its margins."""
+    """Return a function that maps the values' range to a side of the drawing, without its margins."""
     low, high = np.nanmin(values), np.nanmax(values)
     return lambda x: np.round(MARGIN + (np.asarray(x) - low) / (high - low or 1) * (size - 2 * MARGIN), 1)
 
@@ -175,7 +175,7 @@ def scale(values: Any, size: float) -> Callable[[Any], Any]:
 def strip(
     task: str, mine: list[float], plain: list[float], what: str = "return after training", named: str = "plain PPO"
 ) -> str:
-    """Draw a row of dots for each chain, with its mean and the 95 % interval of the mean, from left (low) to right."""
+    """Draw a row of dots for each chain, with the mean and its 95 % interval, from left (low) to right."""
     bands = [[float(end[0]) for end in compute_band(np.array([values]))] for values in (mine, plain)]
     x = scale([*mine, *plain, *bands[0], *bands[1]], WIDTH)
     shapes = []
@@ -191,7 +191,7 @@ def curve(task: str, what: str, mine: Any, other: Any = None, named: str = "with
     """Draw the mean over seeds of `[points, seeds]` with its 95 % interval, and perhaps another mean, dashed."""
     both = [each for each in (mine, other) if each is not None]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # before the first episode ends, there is nothing to draw
+        warnings.simplefilter("ignore", RuntimeWarning)  # there is nothing to draw before the first episode ends
         means, (low, high) = [np.nanmean(each, axis=1) for each in both], compute_band(mine)
     upward = scale(np.concatenate([low, high, *means]), HEIGHT)
 

@@ -1,4 +1,4 @@
-"""The benchmarks run, and their pages are what the records say."""
+"""The benchmarks run, and the pages contain what their records say."""
 
 import argparse
 import contextlib
@@ -29,7 +29,7 @@ ROOT = _records.ROOT
 
 
 def run(monkeypatch, *arguments):
-    """`python -m benchmarks ...`."""
+    """Run `python -m benchmarks ...`."""
     monkeypatch.setattr(sys, "argv", ["benchmarks", *map(str, arguments)])
     command_line.main()
 
@@ -44,15 +44,15 @@ def test_parts_are_timed(tmp_path, monkeypatch):
     assert {method for part, _, method in rows if part == "gae"} == {"ours", "unrolled", "floor"}
     assert ("clipped_surrogate", "gradient", "ours") in rows
     ours = rows["gae", "forward", "ours"]
-    # 3 float32 and 2 boolean arrays of 32 numbers are read, 2 float32 ones are written
+    # 3 float32 and 2 boolean arrays of 32 numbers are read, and 2 float32 arrays are written
     assert ours["gb_per_s"] * ours["us"]["median"] * 1e3 == pytest.approx(32 * (3 * 4 + 2 + 2 * 4))
-    loss = rows["pp.value_loss", "forward", "ours"]  # its other two arguments only have the shape
+    loss = rows["pp.value_loss", "forward", "ours"]  # only the shapes of its other two arguments are used
     assert loss["gb_per_s"] * loss["us"]["median"] * 1e3 == pytest.approx(32 * (2 * 4 + 4))
     assert ours["over_ours"]["median"] == rows["gae", "forward", "floor"]["over_floor"]["median"] == 1
 
 
 def test_repeats_differ_and_wrong_numbers_are_not_timed():
-    """Otherwise XLA adds to a few numbers once, however often that is repeated."""
+    """Otherwise XLA would add to a few numbers only once, however often the addition is repeated."""
     repeated = train._timing.repeat(jax.numpy.add, numbered=True)
     np.testing.assert_array_equal(jax.jit(repeated)(5, jax.numpy.ones(6)), np.full(6, 1.0 + 4))
     for wrong in (1.1, float("nan")):
@@ -79,7 +79,7 @@ def test_a_budget_has_the_time_and_the_floor_of_each_piece(tmp_path, monkeypatch
 
 
 def test_effects_of_choices_are_shapley_values_that_add_up_to_the_gap():
-    """Of two choices that count only together, each has half of the effect."""
+    """If two choices count only together, each has half of the effect."""
     names, seeds = ["a", "b", "c"], [1, 2, 3]
     stops = ["".join(digits) for digits in itertools.product("01", repeat=3)]
     returns = {x: {str(seed): seed + 4.0 * (x[:2] == "11") + 10.0 * (x[2] == "1") for seed in seeds} for x in stops}
@@ -87,19 +87,19 @@ def test_effects_of_choices_are_shapley_values_that_add_up_to_the_gap():
     found = explain.compute_effects(result)
     assert {name: set(values) for name, values in found.items()} == {"a": {2}, "b": {2}, "c": {10}, "gap": {14}}
     assert list(explain.explain_gap(result)) == ["c", "a", "b", "gap"]
-    returns["111"]["2"] = None  # a record of a return that is not finite
+    returns["111"]["2"] = None  # the record of a return that was not finite
     assert np.isfinite(explain.compute_effects(result)["gap"]).tolist() == [True, False, True]
 
 
 def test_an_explanation_is_continued_with_the_same_settings_and_shown_when_it_is_complete(tmp_path, monkeypatch):
-    between = iter([None] * 4)  # both ends and two stops, and then the run is interrupted
+    between = iter([None] * 4)  # both ends and two stops; then the run is interrupted
     monkeypatch.setattr(explain, "make_between", lambda *args: next(between))
     monkeypatch.setattr(explain, "vectorize", lambda run: lambda seeds: {"last_100_episodes_return": np.float32(seeds)})
     monkeypatch.setattr(_tables, "RESULTS", tmp_path)
     command = ("explain", "cleanrl", "stable_baselines3", "--json", tmp_path / "explain.jsonl", "--seeds")
     with pytest.raises(StopIteration):
         run(monkeypatch, *command, 2)
-    assert len([*_tables.tabulate_explain(lambda text, *_: text)]) == 1  # the head alone
+    assert len([*_tables.tabulate_explain(lambda text, *_: text)]) == 1  # only the header
     monkeypatch.setattr(explain, "make_between", lambda *args: None)
     run(monkeypatch, *command, 3)
     run(monkeypatch, *command, 1)
@@ -124,11 +124,11 @@ def test_a_run_between_two_libraries_has_choices_of_each(monkeypatch, of_second)
 
 @pytest.mark.lenient_ranks  # the networks' biases
 def test_outcomes_are_those_of_the_training():
-    """The same seed in a run that stops at several stages."""
+    """Compare the same seed in a run that stops at several stages."""
     sizes = {"total_timesteps": 2048, "num_envs": 8, "num_steps": 16, "hidden": (4,)}
     train = classic.make_train(classic.Config(env_id="CartPole-v1", learning_rate=0.0, **sizes))
     stages = list(train_in_stages(train, make_keys(range(3, 5)), 3))
-    ends = [(640, False), (1280, False), (2048, True)]  # 16 updates are no multiple of 3
+    ends = [(640, False), (1280, False), (2048, True)]  # 16 updates are not a multiple of 3
     assert [(stage.env_steps, stage.last) for stage in stages] == ends
     with pytest.raises(ValueError, match="a run of 16 updates cannot stop 17 times"):
         next(train_in_stages(train, make_keys(range(1)), 17))
@@ -139,7 +139,7 @@ def test_outcomes_are_those_of_the_training():
 
 
 def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):
-    """Stand-ins of the programs, quickly compiled: each is divided by the recipe."""
+    """The programs have stand-ins, which compile quickly; each time is divided by that of the recipe."""
     monkeypatch.setitem(train.SETTINGS, "tiny", ("CartPole-v1", 4, 1, 1))
     monkeypatch.setattr(train, "is_installed", lambda name: False)
     slow = lambda x: jax.lax.fori_loop(0, 1_000_000, lambda i, x: jax.numpy.sin(x), x)  # noqa: E731
@@ -155,7 +155,7 @@ def test_training_runs_are_compared_with_their_rivals(tmp_path, monkeypatch):
     monkeypatch.setattr(train._timing, "compile_cold", lambda f, *x, **y: compiled.append(f) or cold(f, *x, **y))
     run(monkeypatch, "train", "--settings", "tiny", "--rounds", 2, "--programs", "pufferlib", *written)
     assert len(compiled) == 3 * 2
-    assert len(set(compiled[::2])) == 2  # not always the same first
+    assert len(set(compiled[::2])) == 2  # the first one is not always the same
     rows = {row["program"]: row for row in _records.read(tmp_path / "train.jsonl")["cpu"]["results"]}
     assert rows.keys() == stand_ins.keys()
     assert all(row["env_steps"] == 4 * 128 for row in rows.values())
@@ -174,7 +174,7 @@ def test_tables_of_pages_are_those_of_the_records(monkeypatch):
 
 
 def test_markers_of_generated_tables_stand_on_lines_of_their_own():
-    """What `report` does not take for the marker of a table, it would leave as it is."""
+    """Whatever `report` does not recognize as the marker of a table, it would leave as it is."""
     for path in report.PAGES:
         page = path.read_text()
         markers = [line for line in page.splitlines() if "<!--" in line and not line.endswith(" command -->")]
@@ -203,7 +203,7 @@ def test_records_are_added_and_replaced_by_name_where_a_run_is_told_to_write(tmp
         _records.store(f"{path}#{name}", {"results": np.array([number])})
     assert [(name, record["results"]) for name, record in _records.read(path).items()] == [("a", [2]), ("b", [3])]
     _records.store(path, {"results": 4})
-    assert _records.find(f"{path}#new")["results"] == 4  # a record without a name has that of its file
+    assert _records.find(f"{path}#new")["results"] == 4  # a record without a name has the name of its file
     assert _records.find(f"{path}#c") is None
     parser = _records.make_parser("", json=(records := "benchmarks/results/kuhn.jsonl"))
     claim = lambda *args: _records.claim(parser.parse_args(args[:-1]), *args[-1].split())  # noqa: E731
@@ -315,7 +315,7 @@ def test_a_reproduced_record_is_compared_number_by_number(monkeypatch):
             run(monkeypatch, "reproduce", name)
 
 
-def test_a_size_that_cannot_be_measured_is_no_missing_row(monkeypatch):
+def test_a_size_that_cannot_be_measured_is_an_error(monkeypatch):
     monkeypatch.setattr(house, "FRAMES", "raise SystemExit(3)")
     with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
         house.measure(ROOT)
@@ -330,7 +330,7 @@ def test_imports_between_packages_may_take_several_lines(tmp_path):
     assert house.count_layers(found) == (3, 0)
 
 
-WRITTEN = [  # a file, the names of the records in it, and what is said
+WRITTEN = [  # a file, the names of the records in it, and the output
     ("somewhere.jsonl", ["a", "b"], "cpu: slow, now fast\n1 of 1"),
     ("benchmarks/results/older.json", [None], "cpu: slow, now fast\n1 of 1"),
     ("benchmarks/results/x.jsonl", ["c"], "name: a, now c\ncpu: slow, now fast\n1 of 1"),
@@ -341,7 +341,7 @@ WRITTEN = [  # a file, the names of the records in it, and what is said
 
 @pytest.mark.parametrize(("file", "names", "expected"), WRITTEN)
 def test_a_record_is_found_where_its_command_writes_it(tmp_path, monkeypatch, capsys, file, names, expected):
-    """Not in the records of the commit; the command runs with the flags of the record."""
+    """It is not sought in the records of the commit; the command runs with the flags of the record."""
     old = {"name": "a", "uncommitted": "", "commit": "", "xla_flags": "xx", "results": {"flags": 2}}
     old |= {"hardware": {"cpu": "slow"}, "versions": {"jax": "0.1"}}
     new = [old | {"hardware": {"cpu": "fast"}, "name": name} for name in names]
@@ -429,6 +429,6 @@ def test_settings_may_be_given_one_at_a_time(tmp_path, monkeypatch, capsys):
     for wrong, says in (("gamma=2", "gamma must lie in"), ("clip_coeff=1", "no field 'clip_coeff', but env_id")):
         with pytest.raises(SystemExit, match=says):
             run(monkeypatch, "learning", "acrobot", "cartpole", "--set", wrong, *written)
-    with pytest.raises(SystemExit, match="no field 'update_epochs'"):  # of the second, before the first is trained
+    with pytest.raises(SystemExit, match="no field 'update_epochs'"):  # refused before training
         run(monkeypatch, "learning", "cartpole", "ippo_spread", "--set", "update_epochs=2", *written)
     assert len(seen) == 1

@@ -1,4 +1,4 @@
-"""The chains, games and updates by hand of benchmarks: they run, and are what pages, records and recipes say."""
+"""The chains, games and handwritten updates of benchmarks run, and are what pages, records and recipes say."""
 
 import argparse
 
@@ -13,10 +13,10 @@ from ppo_parts import envs
 from ppo_parts.recipes import mujoco_ppo, pufferlib_ppo
 
 
-@pytest.mark.lenient_ranks  # of the cards
+@pytest.mark.lenient_ranks  # the cards' policies need this
 @pytest.mark.parametrize("name", gallery.VARIANTS)
 def test_every_variant_of_the_gallery_is_traced(name):
-    """`Train` traces a step of each, and the state that it returns is one that it takes."""
+    """`Train` traces a step of each variant; a step has to accept the state that the previous one returned."""
     train = gallery.make_train(gallery.VARIANTS[name]())
     begun = jax.eval_shape(train.init, jax.random.key(0))
     assert jax.tree.map(jnp.shape, train.shapes[0]) == jax.tree.map(jnp.shape, begun)
@@ -39,7 +39,7 @@ def test_study_arms_differ_in_the_three_and_all_three_are_the_recipe():
 
 
 def test_kuhn_poker_pays_what_its_exploitability_assumes():
-    """Every deal and every line of play, step by step, against the recursion of the benchmark."""
+    """Compare every deal and every line of play, step by step, with the recursion of the benchmark."""
     for cards in ((0, 1), (2, 1), (0, 2)):
         for line in ((0, 0), (0, 1, 0), (0, 1, 1), (1, 0), (1, 1)):
             state, seats, total = (jnp.array(cards), jnp.int32(0)), [], 0.0
@@ -63,7 +63,7 @@ EPOCHS["ippo"] = {"actor_epochs": 2, "critic_epochs": 3, "hidden": 8, "actor_lea
 @pytest.mark.lenient_ranks  # written in a style that broadcasts
 @pytest.mark.parametrize("recipe", update.RECIPES)
 def test_two_updates_by_hand_are_those_of_the_recipe(recipe):
-    """The second one has other learning rates, and another exponent of PufferLib's weights."""
+    """The second update has other learning rates, and another exponent of PufferLib's weights."""
     train, theirs, by_hand = update.make_both(recipe, **SIZES, **EPOCHS[recipe])
     ours, by_hand, learn = train.learner.init(theirs.params), jax.jit(by_hand), jax.jit(train.learner.update)
     for number in range(2):
@@ -84,7 +84,7 @@ PENDULUM = choices.Config(env_id="Pendulum-v1", update_epochs=2, **SIZES | {"hid
 
 @pytest.mark.lenient_ranks
 def test_variants_of_benchmarks_fit_together():
-    """`make_train` traces an update; those of the gallery, which are traced above, are those of the records."""
+    """`make_train` traces an update. The gallery's variants, which another test traces, are those of the records."""
     assert gallery.VARIANTS.keys() == _tables.read_records("gallery").keys()
     for name in ("none", "time_limit_ignored", "value_normalize", "separate_norms", "adaptive_rate"):
         assert "loss" in differences.VARIANTS[name].make_train(PENDULUM, envs.make("Pendulum-v1")).shapes[1]

@@ -1,4 +1,4 @@
-"""The bridge to Tunix, against numbers of Tunix 0.1.7: with a stand-in, and with Tunix itself where it is installed."""
+"""The bridge to Tunix against numbers of Tunix 0.1.7: with a stand-in and, where it is installed, with Tunix itself."""
 
 import functools
 import importlib
@@ -32,7 +32,7 @@ def unsplit(model):
 
 @pytest.fixture(params=["a stand-in", "Tunix"])
 def registry(request, monkeypatch):
-    """Tunix's own registry, or modules with what the bridge uses of Tunix and flax."""
+    """Return Tunix's own registry, or one from modules with what the bridge uses of Tunix and flax."""
     if request.param == "Tunix":
         pytest.importorskip("tunix", reason="Tunix is not installed")
         monkeypatch.setattr("tunix.rl.common.compute_per_token_logps", log_prob_of)
@@ -65,7 +65,7 @@ def example(**changes):
 
 
 def loss_of(registry, name="ppo_parts/clip_higher", given_example=None, **settings):
-    """A registered loss as a function of new log-probabilities; the settings are those of Tunix's configuration."""
+    """Return a registered loss as a function of new log-probabilities; settings are those of Tunix's configuration."""
     bridge.register()
     loss, config = registry.get("policy_loss_fn", name), types.SimpleNamespace(**settings)
     return lambda new: loss(new, given_example or example(), config, pad_id=0, eos_id=1)
@@ -75,7 +75,7 @@ NEW = jnp.asarray(given("log_prob"))
 
 
 def test_registered_functions_equal_tunix(registry):
-    """The functions with the names of Tunix's own return the numbers that were recorded from those."""
+    """The functions that have the names of Tunix's own return the numbers recorded from those."""
     names = bridge.register()
     assert set(names) == {f"ppo_parts/{name}" for name in (*bridge.LOSSES, *bridge.ADVANTAGES, "gae")}
     losses = {f"ppo_parts/{name}" for name in bridge.LOSSES}
@@ -91,7 +91,7 @@ def test_registered_functions_equal_tunix(registry):
 
 
 def test_registered_loss_equals_tunix(registry):
-    """PPO's `beta` is a penalty in the reward already, and its `entropy_coef` belongs to the loss."""
+    """PPO's `beta` is already a penalty in the reward, but its `entropy_coef` belongs to the loss."""
     plain, penalized, entropy = TUNIX["loss/grpo/token-mean"], TUNIX["loss/grpo/kl"], np.log(3)
     for recorded, settings in {"grpo/token-mean": {"beta": 0.0}, "grpo/kl": {"beta": 0.04}}.items():
         loss = loss_of(registry, **settings, loss_agg_mode="token-mean")
@@ -109,7 +109,7 @@ def test_registered_loss_equals_tunix(registry):
 
 
 def test_registered_loss_uses_what_the_example_has(registry):
-    """Weights of the sampler, one advantage per token, and no log-probabilities of another policy."""
+    """It has weights of the sampler, one advantage per token, and no log-probabilities of another policy."""
     bridge.register_loss("own", pp.functional.policy_gradient_loss)
     mask = given("tool_mask")
     tokens = given("advantage")[:, None] * np.ones(mask.shape)
@@ -120,7 +120,7 @@ def test_registered_loss_uses_what_the_example_has(registry):
 
 
 def test_options_that_cannot_be_drawn_leave_the_loss_finite(registry, monkeypatch):
-    """The logit of a padded vocabulary is -inf; the entropy is a part of the loss only with a coefficient."""
+    """The logit of a padded vocabulary is -inf; the entropy is part of the loss only if it has a coefficient."""
 
     def padded(graphdef, state, **_):
         return state[..., 0], jnp.log(state).at[..., 2].set(-jnp.inf)
@@ -129,9 +129,9 @@ def test_options_that_cannot_be_drawn_leave_the_loss_finite(registry, monkeypatc
     new = jnp.broadcast_to(NEW[..., None], (*NEW.shape, 3)) + 9.0 + jnp.arange(3.0)[None, None]
     for settings in ({}, {"entropy_coef": 0.1}):
         gradient, aux = jax.grad(loss_of(registry, **settings), has_aux=True)(new)
-        assert 0.69 < float(aux["entropy"]) < np.log(2)  # of two options that are almost equal
+        assert 0.69 < float(aux["entropy"]) < np.log(2)  # the entropy of two options that are almost equal
         assert np.isfinite(gradient).all()
-        assert bool(jnp.any(gradient[..., 1])) == bool(settings)  # one of the options that were not taken
+        assert bool(jnp.any(gradient[..., 1])) == bool(settings)  # this is one of the options that were not taken
 
 
 def test_registered_losses_measure_what_learners_log(registry):
@@ -147,13 +147,13 @@ def test_registered_losses_measure_what_learners_log(registry):
         "advantage/max": tokens[mask].max(), "advantage/min": tokens[mask].min(), "advantage/nonzero_frac": 1,
         "sampler_is/weight_mean": 1, "sampler_is/weight_min": 1,
     }  # fmt: skip
-    assert set(aux) == undefined | summed | set(expected)  # what the learners of Tunix 0.1.7 log
+    assert set(aux) == undefined | summed | set(expected)  # the learners of Tunix 0.1.7 log these
     for name, value in expected.items():
         np.testing.assert_allclose(aux[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_what_cannot_be_registered_is_refused_at_once_and_packed_sequences_later(registry):
-    """And rewards that are not those of whole groups, when they are given."""
+    """Rewards that do not form whole groups are refused, too, when they are given."""
     cispo = pp.functional.cispo
     for wrong, says in (
         (lambda: bridge.register_loss("z", 3), "not callable"),

@@ -1,4 +1,4 @@
-"""A run that the tests look at."""
+"""The run that the tests of commands look at."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests import recipe
 
 @pytest.fixture(scope="package")
 def folder(tmp_path_factory) -> Path:
-    """The folder of a run with two seeds."""
+    """Return the folder of a run with two seeds."""
     config, place = recipe.Config(), tmp_path_factory.mktemp("runs")
     options = training.RunOptions(name="two", directory=place, num_seeds=2, tensorboard=False, progress=False)
     training.run(recipe.make_train(config), config, options)

@@ -1,4 +1,4 @@
-"""Why a run does not learn: each rule with numbers that it is for, the measurements of a policy, and the command."""
+"""Why does a run not learn? Each rule with numbers that it is for, the measurements of a policy, and the command."""
 
 import dataclasses
 import json
@@ -61,7 +61,7 @@ CONSTANT = {"probe/reward_spread": 0.0, "probe/length_spread": 0.0, "probe/rewar
 CONSTANT |= {"episode_return": -FIXED["episode_length"]}
 SHORTER = {"episode_length": np.linspace(3, 1, UPDATES), "episode_return": np.linspace(-3, -1, UPDATES)}
 SHORTER |= {"evaluation/episode_return": np.full(UPDATES, -1.0), "probe/reward_balance": -1.0, "probe/obs_std": 0.0}
-PLANTED = {  # by rule: metrics, and settings
+PLANTED = {  # by rule: metrics and settings that trigger it
     "not_finite": ({"nonfinite/gradient": np.eye(UPDATES)[7]}, {}),
     "duplicated_seeds": ({"loss": np.ones((UPDATES, 2))}, {}),
     "duplicated_envs": ({"probe/same_envs": 1.0}, {}),
@@ -116,7 +116,7 @@ PLANTED = {  # by rule: metrics, and settings
 
 
 def find(metrics, **settings):
-    """The names of what is found in a healthy run in which these metrics and settings are others."""
+    """Return the names of what is found in a healthy run in which these metrics and settings are changed."""
     return [found.name for found in training.diagnose({**HEALTHY, **metrics}, {**CONFIG, **settings})]
 
 
@@ -125,21 +125,21 @@ def test_one_number_is_enough():
         ("probe/action_at_bound", 0.99, ["actions_saturated"]),  # although returns rise
         ("probe/actions_ignored", 1.0, ["action_unused"]),
         ("probe/reward_size", 1e-3, ["reward_scale_small"]),
-        ("probe/terminated", 0.0, ["never_ends"]),  # but episodes end
+        ("probe/terminated", 0.0, ["never_ends"]),  # although episodes end
         ("probe/reward_size", 500.0, ["reward_scale_large"]),
         ("probe/reward_balance", -0.9, []),  # few large rewards, which a wrapper clips, pay for many small costs
-        ("entropy", np.linspace(2.8, 1.4, UPDATES), []),  # of several actions together
+        ("entropy", np.linspace(2.8, 1.4, UPDATES), []),  # it is the entropy of several actions together
         ("episode_return", FADING, ["reward_sign"]),
         ("clip_coef", 1e-3, ["clip_small"]),
         ("vf_coef", 500.0, ["value_dominates"]),
         ("target_kl", 1e-5, ["learning_rate_small"]),
     ):
-        changed = {name: value}  # of metrics or settings: the others ignore it
+        changed = {name: value}  # as metrics or settings; the others ignore it
         assert find((FLAT if name == "entropy" else {}) | changed, adapt_each_epoch=False, **changed) == found, name
 
 
 def test_nothing_is_found_in_a_healthy_run():
-    assert find({}) == find({"probe/action_at_bound": 0.97}) == []  # because returns rise
+    assert find({}) == find({"probe/action_at_bound": 0.97}) == []  # nothing is found because returns rise
     without = {name: x for name, x in HEALTHY.items() if name not in ("entropy", "episode_return")}
     more = {"nonfinite/loss/entropy": np.zeros(UPDATES), "evaluation/episode_return": FADING, "approx_kl": np.zeros(0)}
     assert training.diagnose(without | more, CONFIG) == []  # none of them is the metric of a phase
@@ -151,7 +151,7 @@ def test_nothing_is_found_in_a_healthy_run():
     fixed, small = (PLANTED[name][0] for name in ("time_limit_as_end", "reward_scale_small"))
     game = {**fixed, **small, "probe/reward_size": 0.005, "probe/value_error": 1.5}
     assert find({**game, "probe/no_effect": 1.0}, gamma=0.5) == []
-    assert find({**game, "probe/value_at_end": 0.1}) == []  # a clock
+    assert find({**game, "probe/value_at_end": 0.1}) == []  # it is the value of a clock
     assert find({**SMALL, "probe/reward_size": 1.0}) == []
     # The value function's errors do not hide the rewards.
     assert find({**SMALL, "probe/reward_size": 0.02, "probe/value_error": 4.0}) == []
@@ -160,16 +160,16 @@ def test_nothing_is_found_in_a_healthy_run():
     assert find(still) == []  # the policy avoids the costs of its actions
     solved = {**NO_ENDS, "probe/reward_spread": 0.0, "probe/length_spread": 0.0}
     assert find(solved) == []  # each step is paid, and no episode ends before its limit
-    assert find({**solved, **FIXED}) == []  # nor has one, in a run that began with such a policy
+    assert find({**solved, **FIXED}) == []  # no episode ever has, in a run that began with such a policy
     one_step = {"critic/minibatches": 320.0, "actor/minibatches": 1.0, "actor/policy_loss": 0.0}  # of TRPO's actor
     others = {name: x for name, x in HEALTHY.items() if name != "policy_loss"}
     assert training.diagnose(others | {name: np.full(UPDATES, x) for name, x in one_step.items()}, CONFIG) == []
-    # The return rises less than its noise, but surely.
+    # The return rises by less than its noise, but it surely rises.
     certain = {"entropy": np.geomspace(0.69, 1e-2, UPDATES)}
     risen = np.linspace(14, 26, UPDATES) + 8 * np.sin(np.arange(UPDATES) ** 2)
     assert find({**certain, "episode_return": risen}) == []
     assert training.diagnose({name: x[::20] for name, x in (certain | FLAT).items()}) == []
-    # An evaluation of few episodes says less than the many of an update.
+    # An evaluation of few episodes says less than the many episodes of an update.
     lost = {"episode_return": risen, "evaluation/episode_return": np.full(UPDATES, 14.0)}
     for episodes, found in ((3.0, ["evaluation_apart"]), (300.0, [])):
         assert find({**lost, "episodes": np.full(UPDATES, episodes)}) == found
@@ -181,7 +181,7 @@ def test_a_planted_fault_is_found(name):
     metrics, settings = PLANTED[name]
     (found,) = training.diagnose({**HEALTHY, **metrics}, {**CONFIG, **settings})
     flags = {flag.replace("-", "_") for flag in re.findall(r"--([\w-]+)", found.advice)}
-    assert (found.name, flags - {*CONFIG, "eval_mode"}) == (name, set())  # advice has only flags that the run has
+    assert (found.name, flags - {*CONFIG, "eval_mode"}) == (name, set())  # the advice names only flags that the run has
     assert found.advice[:3] not in ("", "or ", "and")
 
 
@@ -204,7 +204,7 @@ def test_a_cause_takes_the_place_of_its_consequences():
     assert find(still | {"probe/softmax_twice": 1.0}) == ["softmax_twice"]
     assert find(still | PLANTED["end_rewarded"][0]) == ["end_rewarded"]
     worse = {"entropy": np.geomspace(0.69, 1e-3, UPDATES), "episode_return": FADING}
-    assert "reward_sign" in find(worse)  # not only that it collapsed
+    assert "reward_sign" in find(worse)  # it is found in addition to the collapse
     once = PLANTED["reward_constant"][0] | {"episode_length": FIXED["episode_length"] - np.eye(UPDATES)[50]}
     assert find(once) == ["reward_constant"]
     never = {"episode_return": np.zeros(UPDATES), "probe/reward_size": 0.0, "probe/reward_spread": np.nan}
@@ -262,7 +262,7 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
     assert found["probe/action_at_bound"] > 0.3
     assert found["probe/jump_at_end"] > 1
     assert (found["probe/dead_units"], found["probe/unused_parameters"]) == (0, 0.5)
-    assert found["probe/no_effect"] == found["probe/actions_ignored"] == 1  # of the steps to the right
+    assert found["probe/no_effect"] == found["probe/actions_ignored"] == 1  # the steps to the right do so
     for streams, says in ((0, "must have a critic"), (2, "not several streams")):
 
         def evaluate(params, batch, streams=streams):
@@ -354,7 +354,7 @@ def test_a_probe_sees_that_answers_change_nothing_and_whether_values_foresee_the
         train = cleanrl_ppo.make_train(config)
         found = jax.jit(lambda key: training.probe(train, train.init(key), config))(jax.random.key(0))  # noqa: B023
         assert (found["probe/no_effect"], found["probe/actions_ignored"]) == (same, 0)
-        assert found["probe/terminated"] == 84 or not same  # 4 games of 51 steps, until there are 1,024 steps
+        assert found["probe/terminated"] == 84 or not same  # these are 4 games of 51 steps, until there are 1,024 steps
     ends = {"reward": jnp.ones((4, 1)), "terminated": jnp.eye(4)[3:].T}
     for value, missed in (([4.0, 3, 2, 1], 0), ([4.0, 4, 4, 4], 0.75)):
         assert _probe._measure_value_at_end(pp.Batch(value=jnp.array(value)[:, None], **ends)) == missed
@@ -421,7 +421,7 @@ def test_a_probe_finds_a_mean_after_a_relu():
 
 
 def test_a_probe_finds_a_second_softmax_and_agents_that_cannot_be_told_apart():
-    logits = 9 * jax.random.normal(jax.random.key(0), (5, 4, 2, 3))  # of two agents
+    logits = 9 * jax.random.normal(jax.random.key(0), (5, 4, 2, 3))  # logits of two agents
     same = jnp.broadcast_to(logits[:, :, :1], logits.shape)
     constant = jnp.broadcast_to(jnp.array([0.0, 0.02, 0.98]), logits.shape)  # what a bandit may have learned
     for given, softmax_twice, agents_alike in (
@@ -448,7 +448,7 @@ def test_a_probe_measures_how_far_actions_are_from_the_bounds_that_there_are():
 def status(*arguments) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["doctor", *map(str, arguments)])
-        patch.delitem(sys.modules, "ppo_parts.doctor", raising=False)  # as in a process of its own
+        patch.delitem(sys.modules, "ppo_parts.doctor", raising=False)  # as in a new process
         with pytest.raises(SystemExit) as ended:
             runpy.run_module("ppo_parts.doctor", run_name="__main__")
     return ended.value.code
@@ -465,12 +465,12 @@ def test_the_command_reads_a_run_and_its_checkpoint(folder, tmp_path, capsys):
     text = page.read_text()
     assert "data:image/png;base64," in text
     assert "http" not in text.replace("<!doctype html>", "")
-    assert status(folder, "--recipe", "nowhere") == 2  # it would look healthy without the measurements
+    assert status(folder, "--recipe", "nowhere") == 2  # without the measurements, it would look healthy
     assert "nowhere" in capsys.readouterr().err
 
 
 def write_csv(folder):
-    """As Excel saves it, with a byte-order mark before the first name."""
+    """Write a file as Excel saves it, with a byte-order mark before the first name."""
     names = "rollout/ep_rew_mean,time/started,train/approx_kl,train/entropy_loss,train/value_loss"
     rows = [f"{i},12:30,0.4,-0.5," + "2.0" * (i > 0) for i in range(20)]
     (folder / "progress.csv").write_text("\n".join([names, *rows]), "utf-8-sig")

@@ -1,4 +1,4 @@
-"""Exported policies say what JAX says."""
+"""Exported policies return what JAX returns."""
 
 import re
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.lenient_ranks  # gymnax
 
 
 def trained(env, policy):
-    """What `export` needs of a run: a policy with parameters that are not those of the beginning, and statistics."""
+    """Return what `export` needs of a run: statistics, and a policy with parameters that differ from the first ones."""
     params = jax.tree.map(lambda x: 1.3 * x + 0.01 * (x.ndim == 1), jax.jit(policy.init)(jax.random.key(0)))
     rollout = jax.jit(pp.rollout(env, policy, num_envs=64, num_steps=1).init)(jax.random.key(1))
     state = SimpleNamespace(learner=SimpleNamespace(params=params), rollout=rollout)
@@ -37,7 +37,7 @@ def frames():
 
 
 def agents():
-    """Folded agents, whose actions are clipped before."""
+    """Make folded agents whose actions are clipped before they are folded."""
     return envs.fold_agents(envs.clip_action(bit_game()._replace(action_space=envs.Box((1,), 0.0, 0.1))), agent_id=True)
 
 
@@ -74,7 +74,7 @@ def session_of(model):
 
 
 def test_actions_and_carries_follow_an_episode(tmp_path):
-    """The policy of an episode in JAX, with the environment's observations, and the program of docs/deploy.md."""
+    """Play an episode in JAX with the environment's observations, and repeat it with the program of docs/deploy.md."""
     raw = envs.make("Pendulum-v1")
     env = envs.prepare(raw, normalize=True, gamma=0.9, rescale=True)
     train, state = trained(env, networks.actor_critic(env, (8,), shared=True, memory="lstm"))
@@ -170,7 +170,7 @@ def test_a_model_that_differs_is_not_written_and_any_nan_is_a_difference(folder,
     policy = Policy(lambda key: jnp.ones(1), lambda p, batch: (distributions.Normal(batch.obs[..., :1], p), None))
     train, state = trained(recipe.walk(), policy)
     model = export.to_onnx(train, state)
-    state.learner.params = jnp.full(1, jnp.nan)  # only the scale, which is the last output
+    state.learner.params = jnp.full(1, jnp.nan)  # this affects only the scale, which is the last output
     assert np.isnan(export.measure_difference(model, train, state, 1))
     monkeypatch.setattr(export, "measure_difference", lambda *arguments: 1e-3)
     with pytest.raises(SystemExit, match=r"the model differs from JAX by 1\.0e-03"):

@@ -1,4 +1,4 @@
-"""What is done with a trained run: load it by its path, evaluate it, compare it, watch it, log it elsewhere."""
+"""What users do with a trained run: load it by its path, evaluate it, compare it, watch it, log it elsewhere."""
 
 import dataclasses
 import functools
@@ -42,19 +42,19 @@ def bare(folder, tmp_path):
 
 
 def test_a_run_says_which_recipe_it_is_of(folder, monkeypatch):
-    """Also if the recipe was run as a command: then by the name to import it by."""
+    """If the recipe was run as a command, the run has the name by which to import it."""
     stored = json.loads((folder / "config.json").read_text())
     assert stored["recipe"] == "tests.recipe"
-    assert stored["run"]["checkpoint_every"] is stored["run"]["log_every"] is None  # fractions also of a longer run
+    assert stored["run"]["checkpoint_every"] is stored["run"]["log_every"] is None  # as fractions of any run
     run = training.load(folder)
     assert run.config == recipe.Config()
     assert run.update == run.train.num_updates == 2
     config = type("Config", (), {"__module__": "__main__"})
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert name_recipe(config) == "__main__"  # a console
+    assert name_recipe(config) == "__main__"  # as in a console
     main.__file__ = "/somewhere/mine.py"
-    own = functools.partial(cleanrl_ppo.make_train, env=None)  # whose arguments the program has
+    own = functools.partial(cleanrl_ppo.make_train, env=None)  # the program supplies its arguments
     assert name_recipe(config) == name_recipe(own) == "mine"
     assert name_recipe(cleanrl_ppo.make_train) == cleanrl_ppo.__name__
     main.__spec__ = types.SimpleNamespace(name="ppo_parts.recipes.cleanrl_ppo")
@@ -67,7 +67,7 @@ ELSEWHERE += [("ppo_parts.recipes.cleanrl_ppo", "gym:spy:Env-v0", "the environme
 
 @pytest.mark.parametrize(("module", "env_id", "named"), ELSEWHERE)
 def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys, module, env_id, named):
-    """Neither by its recipe nor by its environment, unless the user says so; the module would print."""
+    """Neither its recipe nor its environment is imported unless the user says so; the module would print."""
     path = bare(recipe=module, config=dataclasses.asdict(cleanrl_ppo.Config(env_id=env_id)))
     for place in (path, path / "recipes_of"):
         place.mkdir(exist_ok=True)
@@ -95,7 +95,7 @@ def test_a_run_folder_does_not_choose_what_is_imported(bare, monkeypatch, capsys
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_played(folder, tmp_path, monkeypatch):
-    """And nothing is left beside it."""
+    """A refusal also leaves nothing behind."""
     monkeypatch.setattr("ppo_parts.commands._shared.load", lambda *args, **given: pytest.fail("loaded"))
     outputs = [(watch, "--output", "x.gif"), (export, "--output", "x.onnx"), (compare, "--output", "x.png")]
     for command, flag, name in (*outputs, (evaluate, "--json", "x.json"), (compare, "--json", "x.json")):
@@ -119,14 +119,14 @@ def test_a_recipe_that_is_not_there_is_named(folder, bare, monkeypatch):
             training.load(bare(recipe=name), trust=True)
     path = bare(recipe="broken_recipe")  # an import that fails inside a recipe is shown as it is
     (path / "broken_recipe.py").write_text("import absent_package")
-    monkeypatch.chdir(path)  # where recipes are found, too
+    monkeypatch.chdir(path)  # recipes are found there, too
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(ModuleNotFoundError, match="absent_package"):
         training.load(path, trust=True)
     for name in ("../x", "my recipe", ".relative", "recipes..x", "/tmp/x.py", ""):
         with pytest.raises(SystemExit, match=f"^error: the recipe .*, '{re.escape(name)}', is not the name of a mod"):
             evaluate.main([str(folder), "--recipe", name])
-    with pytest.raises(SystemExit, match="no checkpoint in"):  # so that its recipe was found
+    with pytest.raises(SystemExit, match="no checkpoint in"):  # its recipe was found
         evaluate.main([str(bare(recipe=None)), "--recipe", "tests.recipe"])
     bare(recipe=cleanrl_ppo.__name__, config=dataclasses.asdict(cleanrl_ppo.Config(env_id="mine:walk")))
     with pytest.raises(SystemExit, match=r"envs\.register adds one\): name the module .* --recipe my_module"):
@@ -168,7 +168,7 @@ def test_commands_end_with_one_sentence(folder, capsys):
 
 
 def test_statistics_are_those_of_rliable_and_one_seed_has_an_interval_over_its_episodes():
-    x = np.random.default_rng(0).normal(100, 20, size=(8, 1, 3))  # rliable 1.2.0, with 20,000 samples
+    x = np.random.default_rng(0).normal(100, 20, size=(8, 1, 3))  # rliable 1.2.0 with 20,000 samples
     center, low, high = _statistics.iqm_interval(x[:, 0].T, samples=20_000)
     np.testing.assert_allclose(center, [99.54996759958557, 92.84587558378865, 99.74000615063537], rtol=1e-12)
     np.testing.assert_allclose(low, [77.35734116079196, 88.11506449130708, 87.86247068104934], atol=0.5)
@@ -186,7 +186,7 @@ def test_statistics_are_those_of_rliable_and_one_seed_has_an_interval_over_its_e
     assert "over episodes" in evaluate.describe(result)
     agents = training.EpisodeResults(np.stack([returns, returns + 2], -1), length, ended, ~ended)
     assert evaluate.summarize(agents)["episode_return"]["per_episode"] == [2.0, 3.0, 4.0, 11.0]
-    seeds = jax.tree.map(lambda x: np.concatenate([x, x]), agents)  # what comes after the seeds is one sample
+    seeds = jax.tree.map(lambda x: np.concatenate([x, x]), agents)  # values after the axis of seeds are one sample
     seeds.episode_return[1] *= 3
     result = evaluate.summarize(seeds)
     assert result["episode_return"]["per_seed"] == [5.0, 15.0]
@@ -228,11 +228,11 @@ def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
     several = f"slow={slow},{other}"
     arguments = [f"fast={fast}", several, "--output", str(picture), "--json", str(table), "--window", "1"]
     first, second = compare.main(arguments)
-    assert (first["seeds"], first["env_steps"], first["iqm"], first["mean"]) == (4, 200, 39.5, 39.5)  # as the others
+    assert (first["seeds"], first["env_steps"], first["iqm"], first["mean"]) == (4, 200, 39.5, 39.5)  # at the same step
     assert (first["min"], first["max"]) == (38.0, 41.0)
     assert first["iqm_95"] == pytest.approx([38.0, 41.0], abs=0.6)
     assert (second["run"], second["seeds"], second["larger_than_first"]) == ("slow", 2, 0.0)
-    assert (second["env_steps"], second["iqm"]) == (200, 19.0)  # where the shorter one ends
+    assert (second["env_steps"], second["iqm"]) == (200, 19.0)  # the shorter one ends there
     assert json.loads(table.read_text()) == [first, second]
     printed = capsys.readouterr().out
     assert "| slow" in printed
@@ -242,7 +242,7 @@ def test_compare_draws_curves_and_prints_a_table(tmp_path, capsys):
         assert drawn.size[0] > 200
     stored = json.loads((slow / "config.json").read_text())
     (slow / "config.json").write_text(json.dumps(stored | {"num_updates": 40}))
-    np.testing.assert_allclose(compare.read_curve("slow", [slow]).values[-1], 37.5)  # the mean of the last four
+    np.testing.assert_allclose(compare.read_curve("slow", [slow]).values[-1], 37.5)  # this is the mean of the last four
     curve = compare.read_curve("slow", [slow], window=1)
     np.testing.assert_allclose(np.interp([100.0, 200.0], curve.env_steps, curve.values[:, 0]), [9.0, 19.0], atol=0.1)
 
@@ -257,7 +257,7 @@ def test_compare_averages_members_of_a_population_but_not_the_seeds_of_its_evalu
     (path / "metrics.jsonl").write_bytes(format_rows(rows))
     read = lambda metric: compare.read_curve("", [path], metric, window=1).values.tolist()  # noqa: E731
     assert read("evaluation/return") == [[0, 10], [1, 11], [2, 12]]
-    assert read("episode_return") == [[1, 3], [3, 4.5], [5, 6]]  # drawn without gaps
+    assert read("episode_return") == [[1, 3], [3, 4.5], [5, 6]]  # it is drawn without gaps
 
 
 def test_compare_refuses_what_cannot_be_compared(tmp_path):
@@ -359,7 +359,7 @@ def test_videos_are_written_by_ffmpeg(tmp_path):
 
 
 def test_runs_are_tracked(tmp_path, monkeypatch):
-    """A resumed run continues the same one; and a missing package is reported before a folder is made."""
+    """A resumed run continues its tracked run, and a missing package is reported before a folder is made."""
     config, options = recipe.Config(), {"track": True, "log_every": 1, "checkpoint_every": 1}
     program = measuring(episode_return=6.0, episodes=1.0)
     run = functools.partial(go, recipe.make_train(config), tmp_path, "a", config, program, **options)

@@ -1,4 +1,4 @@
-"""What the tests of the core share: updates of a fresh learner, parts made on the spot, a policy of two entries."""
+"""Helpers for tests of the core: updates of a fresh learner, custom parts, and a policy with two entries."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ ROWS = jnp.arange(TIME * SEGMENTS).reshape(TIME, SEGMENTS)
 
 
 def run(pipeline, *batches, optimizer=None, params=None, policy=evaluate, **options):
-    """Updates of a fresh learner, one for each rollout: the last state, and the metrics of each."""
+    """Update a fresh learner once for each rollout; return the last state, and the metrics of each update."""
     learner = pp.learner(policy, pipeline, optimizer or optax.sgd(0.1), **options)
     state, update = learner.init(make_params() if params is None else params, KEY), jax.jit(learner.update)
     metrics = []
@@ -28,17 +28,17 @@ def run(pipeline, *batches, optimizer=None, params=None, policy=evaluate, **opti
 
 
 def part(update=lambda batch, state, context: (batch, state), name="part", state: Any = (), **attributes):
-    """A part with a first state; without a function, it does nothing."""
+    """Make a part with a first state; without a function, it does nothing."""
     return pp.Part(attributes.pop("init", lambda params, key: state), update, name, **attributes)
 
 
 def probe(name, look):
-    """A part that adds the metric `name`, `look(batch, context)`."""
+    """Make a part that adds the metric `name`, which is `look(batch, context)`."""
     return pp.stateless(lambda batch, context: batch.add_metrics(**{name: look(batch, context)}), name="probe")
 
 
 def recorder(*shape):
-    """A part that keeps `extras["row"]` and the weight of each minibatch, `[minibatches, ...]`; -1: no such row."""
+    """Make a part that keeps `extras["row"]` and the weight of each minibatch, `[minibatches, ...]` (-1: no row)."""
 
     def update(batch, state, context):
         rows, weights, count = state
@@ -50,7 +50,7 @@ def recorder(*shape):
 
 
 def both(params, batch):
-    """Actor and critic in entries of their own."""
+    """Evaluate an actor and a critic whose parameters are separate entries."""
     return Categorical(batch.obs @ params["actor"]["policy"]), batch.obs @ params["critic"]["value"]
 
 

@@ -1,7 +1,7 @@
-"""Everything that must fail when it is built or first traced, in tables: what the error says, and a call.
+"""Tables of everything that must fail when it is built or first traced: what the error says, and a call.
 
-In place of a call there may be the parts of an update, its batch and options. In what an error says, " ... " stands for
-anything. Each is one of `ppo_parts.errors`, except for calls that Python itself refuses.
+Instead of a call, there may be the parts of an update, with its batch and options. " ... " in what an error says stands
+for anything. Each error is one of `ppo_parts.errors`, except for calls that Python itself refuses.
 """
 
 import functools
@@ -51,7 +51,7 @@ def replayed(like, batch):
 
 
 def update(*row):
-    """Trace one update of parts, after which there may be a batch and options; nothing is compiled."""
+    """Trace one update of parts, which a batch and options may follow; nothing is compiled."""
     parts = [x for x in row if isinstance(x, pp.Part)]
     options = {"batch": BATCH, "evaluate": evaluate, "optimizer": SGD, "params": make_params(), "key": CONTEXT.key}
     for x in row[len(parts) :]:
@@ -62,7 +62,7 @@ def update(*row):
 
 
 def returning(result):
-    """An update whose `evaluate` returns `result(distribution, value)`."""
+    """Make an update whose `evaluate` returns `result(distribution, value)`."""
     return ({"evaluate": lambda params, batch: result(*evaluate(params, batch))},)
 
 
@@ -80,7 +80,7 @@ def own_sampler(axis, draw, name="mine", num_minibatches=2):
 
 
 def draws(draw, axis="step"):
-    """An update with a sampler whose `draw` returns `draw(item)`; an item is six indices."""
+    """Make an update with a sampler whose `draw` returns `draw(item)`; an item is six indices."""
     return GAE, own_sampler(axis, draw), SURROGATE
 
 
@@ -94,14 +94,14 @@ def rollout_of(env, **options):
 
 
 def collect(space, distribution):
-    """Trace a rollout of a policy that ignores its observations, two environments for three steps."""
+    """Trace a rollout of a policy that ignores its observations, with two environments and three steps."""
     env = envs.make("CartPole-v1")._replace(action_space=space)
     rollout = pp.rollout(env, lambda params, batch: (distribution, batch.obs[..., 0]), num_envs=2, num_steps=3)
     return jax.eval_shape(lambda: rollout.collect(CONTEXT.key, None, rollout.init(CONTEXT.key)))
 
 
 def policy_with(**methods):
-    """A policy whose distribution has log_prob and these methods, each of which is given the whole distribution."""
+    """Make a policy whose distribution has log_prob and these methods, each of which takes the whole distribution."""
 
     def policy(params, batch):
         whole, value = evaluate(params, batch)
@@ -112,7 +112,7 @@ def policy_with(**methods):
 
 
 def doubled(*fields):
-    """A part that leaves twice as many segments of these fields."""
+    """Make a part that leaves twice as many segments of these fields."""
     twice = lambda x: jnp.concatenate([x, x], axis=1)  # noqa: E731
     return pp.stateless(lambda b: b.replace(**{x: twice(getattr(b, x)) for x in fields}), name="doubled")
 
@@ -538,7 +538,7 @@ def test_a_shape_error_is_a_value_error():
 
 
 def test_what_only_looks_bad_is_accepted():
-    """Logits without an axis of actions do not count actions; a carry that is None need not be in the batch."""
+    """Logits without an axis of actions do not count the actions; a carry that is None need not be in the batch."""
     coin = SimpleNamespace(logits=jnp.zeros(2), sample=lambda seed: jnp.zeros(2, int), log_prob=lambda x: 0.0 * x)
     assert collect(envs.Discrete(1), coin)[1].action.shape == (3, 2)
     update(GAE, SEGMENT, VALUE, {"evaluate": pp.Policy(lambda key: {}, evaluate, lambda num_envs: None)})
@@ -546,7 +546,7 @@ def test_what_only_looks_bad_is_accepted():
     penalty = pp.kl_penalty(coef=0.1, estimator="k2", direction="current_to_reference", reference="v1.5")
     stopping = pp.within(pp.chain(SURROGATE, pp.early_stop("clip_fraction", 1.0)), name="ppo.own")
     also = pp.early_stop("ppo.own/clip_fraction", 1.0)
-    update(GAE, pp.given_indices([[*range(13)]]), VALUE, {"evaluate": pp.microbatched(evaluate, 4)})  # 13 of 1
+    update(GAE, pp.given_indices([[*range(13)]]), VALUE, {"evaluate": pp.microbatched(evaluate, 4)})  # 13 pieces of 1
     update(GAE, FULL, stopping, also, penalty, given(extras={"v1.5": BATCH.log_prob}))
     narrow = given(log_ratio=jnp.zeros_like(BATCH.log_prob, "float16"))
     update(VTRACE, pp.full_batch(2, refresh="epoch"), SURROGATE, narrow)

@@ -1,4 +1,4 @@
-"""What the contract carries beyond losses per element: outputs, optimizers that listen, amended parameters, lenses."""
+"""What the contract has besides losses per element: outputs, optimizers that listen, amended parameters, and lenses."""
 
 import itertools
 
@@ -60,12 +60,12 @@ def test_accumulated_gradients_equal_a_large_batch_and_the_optimizer_is_told_the
 
 
 def test_a_hyperparameter_may_be_a_field():
-    """Fields with equal numbers do what the number does; the gallery has others, such as TRGPPO's and action chunks."""
+    """Fields with equal numbers do what the number does; the gallery has others, such as TRGPPO's."""
     data = {"gamma": 0.45, "clip": 0.2, "weight": 2.0, "dual": 3.0}
     batch = rollout().add_extras(**{name: jnp.full((TIME, SEGMENTS), x) for name, x in data.items()})
     batch = batch.replace(per_segment={"coef": jnp.full(SEGMENTS, 0.5)}, shared={"bonus": jnp.float32(0.1)})
     masked = batch.mask == 0
-    batch = batch.add_extras(clip=jnp.where(masked, -1, batch.extras["clip"]))  # no number of a masked step counts
+    batch = batch.add_extras(clip=jnp.where(masked, -1, batch.extras["clip"]))  # numbers of masked steps do not count
 
     def update(gamma, clip, weight, dual, coef, bonus, *batches):
         head = pp.gae(gamma=gamma, gae_lambda=0.8), pp.combine_advantages({"advantage": weight})
@@ -84,7 +84,7 @@ def test_a_hyperparameter_may_be_a_field():
     spo = pp.policy_loss(pp.functional.simple_policy_optimization, clip_eps=pp.field("extras.clip"))
     assert run(pp.chain(GAE, pp.full_batch(), spo), outside)[1]["nonfinite/range/policy_loss/clip_eps"] == 1
     assert spoilt[1]["nonfinite/loss/policy"] == spoilt[1]["nonfinite/range/clipped_surrogate/clip_eps"] == 2
-    assert not any(name.startswith("nonfinite/range/") for name in metrics)  # of numbers known beforehand
+    assert not any(name.startswith("nonfinite/range/") for name in metrics)  # these numbers are known beforehand
     assert pp.gae(gamma=fields[0], gae_lambda=0.8).requires == ("extras.gamma",)
 
 
@@ -93,13 +93,13 @@ STREAMS = (
     (1, (pp.vtrace(gamma=0.9), DRAWN), (0.5, 0.25), pp.value_loss(coef=0.1)),
     (2, (GAE, DRAWN), pp.field("extras.weights") * 0.5, pp.clipped_value_loss(clip_eps=1e9, coef=0.1)),
     (1, (pp.segment_minibatches(2), GAE), (0.5, 0.25), pp.critics.critic_loss(pp.functional.value_loss, coef=0.1)),
-    (1, (GAE, DRAWN, pp.advantage_normalize()), (0.25, 0.75), pp.value_loss(coef=0.1)),  # each stream for itself
+    (1, (GAE, DRAWN, pp.advantage_normalize()), (0.25, 0.75), pp.value_loss(coef=0.1)),  # each stream by itself
 )
 
 
 @pytest.mark.parametrize(("shards", "estimators", "weights", "critic"), STREAMS)
 def test_streams_are_estimated_and_learned_separately(shards, estimators, weights, critic):
-    """Two streams, one of them twice the other, do what that one does: estimates are linear, and errors are squared."""
+    """Two streams, one twice the other, do what that one does, because estimates are linear and errors are squared."""
 
     def two(x):
         return jnp.stack([x, 2 * x], axis=-1)
@@ -149,12 +149,12 @@ def test_gradient_metrics_are_reported():
     learner = pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), SURROGATE, VALUE), optax.sgd(0.1))
     program = str(jax.make_jaxpr(learner.update)(KEY, learner.init(large), rollout()))
     assert "f32[4194304]" in program
-    assert not any(f"f32[{2**22 + small}]" in program for small in range(1, 100))  # its gradient is not copied
+    assert not any(f"f32[{2**22 + small}]" in program for small in range(1, 100))  # the gradient is not copied
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_limits_of_the_optimizer_may_be_arrays(dtype):
-    """In the dtype of the parameters, as in a sweep."""
+    """They are converted to the dtype of the parameters, as in a sweep."""
     gradient = {"w": jnp.asarray([3.0, 4.0], dtype)}
 
     def step(norm, eps):
@@ -170,7 +170,7 @@ def test_the_limits_of_the_optimizer_may_be_arrays(dtype):
 
 
 def test_parts_begin_with_keys_of_their_own_amend_and_finish():
-    """Parts on both sides of the sampler; those after it, in a lens, run once for each of three minibatches."""
+    """Parts are on both sides of the sampler; those after it, in a lens, run once in each of three minibatches."""
 
     def halve(params, opt_state, old, new, context):
         return {**params, "value": params["value"] * 0.5 ** (new[0] - old[0])}, opt_state
@@ -205,7 +205,7 @@ def test_parts_begin_with_keys_of_their_own_amend_and_finish():
 
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.contrib.prodigy()], ids=["sgd", "prodigy"])
 def test_a_state_that_contains_the_parameters_can_be_donated(optimizer):
-    """Whether a part or the optimizer keeps them; the parameters given stay, and weak types do not compile again."""
+    """Either a part or the optimizer keeps them. The given parameters stay, and weak types do not compile again."""
     mirror = part(lambda b, s, c: (b, c.params), "mirror", init=lambda params, key: params)
     learner = pp.learner(evaluate, pp.chain(mirror, GAE, pp.full_batch(), SURROGATE), optimizer)
     params = make_params() | {"weak": jnp.asarray(0.5)}
@@ -213,7 +213,7 @@ def test_a_state_that_contains_the_parameters_can_be_donated(optimizer):
     for _ in range(2):
         state, _ = update(KEY, state, rollout())
     assert int(state.step) == 2
-    assert np.isfinite(params["weak"])  # not deleted
+    assert np.isfinite(params["weak"])  # they are not deleted
     assert update._cache_size() == 1
 
 
@@ -242,7 +242,7 @@ def test_no_key_of_an_update_is_given_twice(refresh):
     def see(key):
         jax.debug.callback(seen.append, jax.random.key_data(key))
 
-    def look(first, second, *others):  # of `update` and `amend`, which return both, the last one is the context
+    def look(first, second, *others):  # `update` and `amend` return the first two; the last one is the context
         see(others[-1].key)
         return first, second
 
@@ -267,13 +267,13 @@ def test_no_key_of_an_update_is_given_twice(refresh):
     pipeline = pp.chain(looks("first"), looks("second"), looks("third"), GAE, pp.phases(**phases))
     jax.block_until_ready(run(pipeline, rollout().replace(shards=2), optimizer=dict.fromkeys(phases, optax.sgd(0.1))))
     jax.effects_barrier()
-    # Per epoch a key for each shard's plan; per minibatch one for each shard's draw, and two for each part after it.
-    # Where they run again in each phase, the shared parts run once more for `finish`.
+    # Per epoch, each shard's plan has a key; per minibatch, each shard's draw has one, and each part after it has two.
+    # If the shared parts run again in each phase, they run once more for `finish`.
     runs = {"rollout": 2 * 2 + 3, "epoch": 2 * 2 * 5 + 3, "minibatch": 2 * 4 * 5 + 3}[refresh]
     finishes, loops = 2 * 4 + 3, 2 * (2 * 2 + 4 * (2 + 2 * 2))
     assert len(seen) == 2 * runs + finishes + loops
     given = jax.random.wrap_key_data(jnp.stack(seen))
-    made = jax.vmap(lambda key: jax.random.split(key, 3))(given)  # by the parts, perhaps
+    made = jax.vmap(lambda key: jax.random.split(key, 3))(given)  # the parts could make these
     every = jax.random.key_data(jnp.append(given, made))
     assert len(np.unique(every, axis=0)) == len(every) == 4 * len(seen)
 
@@ -301,9 +301,9 @@ def stopping(discard, **declared):
 
 
 STOPS = (
-    (pp.early_stop("clip_fraction", -1.0),),  # any metric
+    (pp.early_stop("clip_fraction", -1.0),),  # the metric does not matter
     (stopping(True, provides=("stop",)),),
-    (pp.kl_early_stop(0.0), stopping(False)),  # the second cannot take the first one back
+    (pp.kl_early_stop(0.0), stopping(False)),  # the second one cannot take back the first stop
 )
 
 
@@ -315,8 +315,8 @@ def test_a_stop_is_honoured_and_what_it_discards_is_not_amended(stops):
     assert_same(state.params, make_params())
 
 
-def test_of_two_estimators_the_last_explains_variance():
-    second, reader = pp.gae(gamma=0.0, gae_lambda=0.0), pp.stateless(lambda b: b)  # the first must be of use
+def test_the_last_of_two_estimators_explains_variance():
+    second, reader = pp.gae(gamma=0.0, gae_lambda=0.0), pp.stateless(lambda b: b)  # the first estimator must be of use
     batch = rollout()
     _, metrics = run(pp.chain(GAE, reader, second, pp.full_batch(), SURROGATE, VALUE), batch)
     expected = pp.functional.explained_variance(batch.value, batch.reward, mask=batch.mask)
@@ -324,11 +324,11 @@ def test_of_two_estimators_the_last_explains_variance():
 
 
 def test_masked_steps_may_be_attended_to_and_have_no_gradient():
-    """With minibatches that keep time, where other numbers in masked places stay; its square is infinite."""
+    """In minibatches that keep time, masked places keep other numbers, whose square is infinite here."""
 
     def to_the_fourth(params, batch):
         distribution, value = evaluate(params, batch)
-        return distribution, jnp.square(jnp.square(value))  # with the gradient inf * 0
+        return distribution, jnp.square(jnp.square(value))  # its gradient is inf * 0
 
     batch = rollout()
     huge = batch.replace(obs=jnp.where(batch.mask[..., None] > 0, batch.obs, 1e30))
@@ -360,7 +360,7 @@ def test_vtrace_after_a_sampler_keeps_the_recorded_value_before_a_masked_step():
 
 
 def test_within_reads_and_writes_where_its_paths_lead():
-    """Of an estimator, to a nested field; the loops of RND in the gallery have others, of an estimator and a critic."""
+    """Here the paths are an estimator's, one to a nested field; RND's loops in the gallery have a critic's, too."""
     batch = rollout().replace(extras={"second": {"reward": rollout(1).reward}})
     expected = GAE.update(batch, (), CONTEXT)[0].advantage
     lens = pp.within(GAE, read={}, write={"advantage": "extras.second.advantage"}, name="second")
@@ -386,7 +386,7 @@ def test_within_prefixes_losses_as_it_does_metrics():
     twice = pp.stateless(doubled, requires=("losses",), provides=("losses",), place="after_sampler")
     inside = losses(VALUE, pp.within(pp.chain(VALUE, twice), name="second"))
     np.testing.assert_array_equal(inside["second/value"], 2 * inside["value"])
-    outside = losses(VALUE, pp.within(twice, name="second"))  # it changes a loss that is there
+    outside = losses(VALUE, pp.within(twice, name="second"))  # it changes a loss that exists
     assert set(outside) == {"value"}
     np.testing.assert_array_equal(outside["value"], 2 * both["value"])
     with pytest.raises(ValueError, match="within 'second': a loss named 'second/value' is already in this chain"):
@@ -394,7 +394,7 @@ def test_within_prefixes_losses_as_it_does_metrics():
 
 
 def test_a_lens_reads_what_there_is_and_both_values_of_a_critic():
-    """After a sampler a part reads current.value, too, which a lens on "value" alone would leave as it is."""
+    """After a sampler, a part also reads current.value, which a lens on "value" alone would leave as it is."""
     batch = rollout(masked=False).add_extras(x=jnp.zeros((TIME, SEGMENTS)))
     evaluated = pp.Current(evaluate(make_params(), batch)[0], batch.log_prob, batch.value)
     for read, current, says in (
@@ -455,7 +455,7 @@ def test_the_first_epoch_may_evaluate_the_rollout_of_an_older_policy(refresh, mo
 
 @pytest.mark.parametrize("trains", [None, "critic", lambda p: {"actor": {"policy": False}, "critic": {"value": True}}])
 def test_a_phase_trains_what_it_says(trains):
-    """To the bit, although the optimizer also moves what has no gradient."""
+    """This holds to the bit, although the optimizer also moves parameters without a gradient."""
     phase = pp.phase(pp.chain(pp.full_batch(2), SURROGATE, VALUE), trains=trains)
     decaying = {"p": optax.adamw(0.1, weight_decay=0.5)}
     params = two_entries() if callable(trains) else FrozenDict(two_entries())
@@ -522,11 +522,11 @@ MADE = pp.stateless(lambda b: b.add_extras(novelty=b.reward), reads=(), provides
 WEIGHED = {"requires": ("advantage",), "reads": ("current",), "provides": ("losses",), "place": "after_sampler"}
 OWN = pp.stateless(lambda b: b, name="own", **WEIGHED)
 OWN_REGULARIZER = pp.stateless(lambda b: b, name="own_regularizer", policy_loss=False, **WEIGHED)
-TOO_LATE = [  # a part after the loss that should have used what it changes, the parts after it, and the field
+TOO_LATE = [  # a part after the loss that should have used its change, the parts after it, and the changed field
     (PERTURBED, (VALUE, ENTROPY), "current.log_prob"),
-    (PERTURBED, (pp.policy_diagnostics(), pp.kl_early_stop(0.1)), "current.log_prob"),  # they add no loss
-    (PERTURBED, (PENALTY,), "current.log_prob"),  # which is no substitute for a policy loss
-    (PERTURBED, (pp.chain(OWN_REGULARIZER),), "current.log_prob"),  # nor is this, although it reads the advantage
+    (PERTURBED, (pp.policy_diagnostics(), pp.kl_early_stop(0.1)), "current.log_prob"),  # these parts add no loss
+    (PERTURBED, (PENALTY,), "current.log_prob"),  # a penalty does not replace a policy loss
+    (PERTURBED, (pp.chain(OWN_REGULARIZER),), "current.log_prob"),  # nor does this one, although it reads the advantage
     (PERTURBED, (pp.within(pp.chain(OWN_REGULARIZER), name="lens"),), "current.log_prob"),
     (NORMALIZE, (), "advantage"),
     (NORMALIZE, (VALUE, pp.regularizers.smoothness_loss(temporal=None)), "advantage"),
@@ -552,21 +552,21 @@ def test_a_change_for_the_losses_after_it_is_accepted():
         (PENALTY, AVERAGE, SURROGATE),
         (SURROGATE, NORMALIZE, pp.clipped_surrogate(clip_eps=0.1, name="second")),
         (SURROGATE, NORMALIZE, pp.stateless(lambda b: b, name="unknown"), VALUE),
-        (SURROGATE, NORMALIZE, OWN),  # perhaps a policy loss
+        (SURROGATE, NORMALIZE, OWN),  # `OWN` may be a policy loss
         (SURROGATE, NORMALIZE, pp.within(pp.chain(VALUE, SECOND), name="lens")),
-        (SURROGATE, pp.gae(gamma=0.9, gae_lambda=1.0), VALUE),  # a new target, not another advantage
-        (SURROGATE, _changed("current"), VALUE),  # perhaps only the value
+        (SURROGATE, pp.gae(gamma=0.9, gae_lambda=1.0), VALUE),  # there is a new target, but no new advantage
+        (SURROGATE, _changed("current"), VALUE),  # perhaps only the value changes
         (SURROGATE, PERTURBED, pp.vtrace(gamma=0.9, policy_gradient=True), SECOND),
     ):
         pp.learner(evaluate, pp.chain(GAE, pp.full_batch(), *parts), optax.sgd(1.0))
 
 
 def test_a_part_may_write_what_others_read():
-    """The policy may read fields that no part does."""
+    """The policy may read fields that no part reads."""
     written = [pp.stateless(lambda b: b, reads=(), provides=(name,)) for name in ("carry", "mask", "next_obs")]
     double = pp.stateless(lambda batch: batch.replace(obs=2 * batch.obs), provides=("obs",))
     of_extras = pp.stateless(lambda b: b, reads=("extras", "reward"), provides=("reward",))
-    odd = pp.stateless(lambda b: b, name="odd", provides=("current",))  # but not a sampler
+    odd = pp.stateless(lambda b: b, name="odd", provides=("current",))  # it is not a sampler
     for head in ((odd, GAE), *((GAE, writes) for writes in (double, *written)), (MADE, of_extras, GAE)):
         pipeline = pp.chain(*head, pp.full_batch(), SURROGATE)
         assert "minibatches" in jax.eval_shape(lambda batch, pipeline=pipeline: run(pipeline, batch), rollout())[1]

@@ -1,4 +1,4 @@
-"""One registry of parts, one list of laws (`ppo_parts.testing`): what every part promises, whatever it computes."""
+"""A registry of parts and a list of laws (`ppo_parts.testing`): what every part promises, whatever it computes."""
 
 import dataclasses
 import functools
@@ -21,10 +21,10 @@ from tests.registry import BEYOND, CASES, ELSEWHERE, given_batch, subject
 every_part = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 with_numbers = pytest.mark.parametrize("case", [case for case in CASES if case.numeric], ids=lambda case: case.id)
 EXCEPT = {
-    pp.stateless: {_laws.writes_what_it_provides},  # a function of one's own need not declare anything
-    pp.within: {_laws.reads_what_it_declares},  # the part inside reads fields under other names
-    pp.symmetry.mirror_segments: {_laws.needs_what_it_requires},  # it stands after the estimator
-    "advantage_normalize-axis 0": {_laws.steps_equal_a_rollout},  # it counts the axes of the batch that it gets
+    pp.stateless: {_laws.writes_what_it_provides},  # a custom function need not declare anything
+    pp.within: {_laws.reads_what_it_declares},  # the inner part reads fields by other names
+    pp.symmetry.mirror_segments: {_laws.needs_what_it_requires},  # it comes after the estimator
+    "advantage_normalize-axis 0": {_laws.steps_equal_a_rollout},  # it counts the axes of its batch
 }
 
 
@@ -51,7 +51,7 @@ def test_a_part_has_the_signatures_and_the_place_it_documents(case):
     assert part.name in (case.make.__name__, "_double", "chain")
     stated = re.search(r"Place: (before|after) the sampler(?!, or)", case.make.__doc__)
     assert stated is None or part.place == f"{stated[1]}_sampler"
-    assert part.reads is not None or case.make is pp.stateless  # which reads anything
+    assert part.reads is not None or case.make is pp.stateless  # `pp.stateless` may read anything
     with pytest.raises(TypeError):
         case.part(nonsense=1)
 
@@ -70,7 +70,7 @@ def test_a_number_an_array_and_a_schedule_do_the_same(case):
 
 
 @with_numbers
-def test_what_is_no_number_in_its_range_is_refused_by_name(case):
+def test_what_is_not_a_number_in_its_range_is_refused_by_name(case):
     for name in case.numeric:
         for wrong in (np.nan, "0.9", True, 0.9 + 1j, *BEYOND[name]):
             with pytest.raises(pp.errors.UserError, match=rf"\b{name} must "):
@@ -79,21 +79,21 @@ def test_what_is_no_number_in_its_range_is_refused_by_name(case):
 
 @with_numbers
 def test_an_array_or_a_schedule_of_another_dtype_keeps_the_dtype(case):
-    """About half of the parts get arrays, and the others schedules: all parts convert them by the same functions."""
+    """About half of the parts get arrays and the others schedules; all parts convert them by the same functions."""
     as_array, as_schedule = (lambda x: jnp.float32(x)), (lambda x: lambda step: jnp.float32(x))
     as_given = as_schedule if zlib.crc32(case.id.encode()) % 2 else as_array
     part = case.part(**{name: as_given(x) for name, x in case.numeric.items()})
     assert _laws.float_dtype_is_kept(dataclasses.replace(subject(case.id), part=part)) is None
 
 
-# --- parts of one's own ----------------------------------------------------------------------------------------------
+# --- custom parts ----------------------------------------------------------------------------------------------------
 
 
 part = functools.partial(common.part, name="faulty")
 
 
 def loss(value, **declared):
-    """A part that adds `value(batch)` as a loss."""
+    """Make a part that adds `value(batch)` as a loss."""
     return part(
         lambda batch, state, context: (batch.add_loss("own", value(batch)), state),
         **{"provides": ("losses",), "reads": ("current", "mask"), "place": "after_sampler"} | declared,
@@ -101,17 +101,17 @@ def loss(value, **declared):
 
 
 def reward(value, **declared):
-    """A part that writes `value(batch)` as the reward."""
+    """Make a part that writes `value(batch)` as the reward."""
     return part(lambda b, s, c: (b.replace(reward=value(b)), s), **{"provides": ("reward",)} | declared)
 
 
 def estimate(value):
-    """A part that writes `value(batch)` as the advantage."""
+    """Make a part that writes `value(batch)` as the advantage."""
     return part(lambda b, s, c: (b.replace(advantage=value(b)), s), provides=("advantage",), needs_time=True)
 
 
 def draws(indices):
-    """A sampler of two minibatches with these rows."""
+    """Make a sampler of two minibatches with these rows."""
     plan, draw = (lambda key, batch, epoch: jnp.asarray(indices)), (lambda item, batch, context: (item, None))
     return pp.sampler("faulty", plan, draw, num_minibatches=2, axis="step")
 
@@ -121,20 +121,20 @@ def metric(value):
 
 
 def counting(number):
-    """A part whose state is `number(batch)`."""
+    """Make a part whose state is `number(batch)`."""
     return part(lambda b, s, c: (b, jnp.float32(number(b))), state=jnp.zeros(()))
 
 
 def state(first, update=lambda state: state, **declared):
-    """A part whose state begins with `first()`."""
+    """Make a part whose state begins with `first()`."""
     return part(lambda b, s, c: (b, update(s)), init=lambda params, key: first(), **declared)
 
 
 def context_with_cost(seed, dtype):
-    """The context of the example, whose policy has a further head."""
+    """Make the context of the example, with one more head of the policy."""
     made = testing.example_context(seed, dtype)
 
-    def evaluate(params, batch):  # a new function in each call, which must not be compiled again
+    def evaluate(params, batch):  # each call makes a new function, which must not compile again
         output = made.evaluate(params, batch)
         return output._replace(aux={"cost": output.value})
 
@@ -142,14 +142,14 @@ def context_with_cost(seed, dtype):
 
 
 def random_reward(batch, key, context):
-    """Its state is a key."""
+    """Add noise to the reward; the state is a key."""
     key, own = jax.random.split(key)
     noise = jax.random.normal(own, batch.reward.shape, batch.reward.dtype)
     return batch.replace(reward=batch.reward + batch.mask * noise), key
 
 
 def map_over_extras(batch, state, context):
-    """`jax.tree.map` over `extras` and another dictionary."""
+    """Apply `jax.tree.map` to `extras` and another dictionary."""
     ones = {name: jnp.ones_like(x) for name, x in batch.extras.items()}
     return batch.replace(extras=jax.tree.map(jnp.add, batch.extras, ones)), state
 
@@ -160,7 +160,7 @@ def double_extras(batch):
 
 EXTENDS = {"provides": ("extras.double",), "reads": ("reward",)}
 SOUND = {
-    # extending a dictionary is not reading it
+    # extending a dictionary does not read it
     "within": (pp.within(pp.gae(gamma=0.9, gae_lambda=1.0), write={"target": "extras.returns"}, name="mc"), {}),
     "add_extras": (pp.stateless(lambda b: b.add_extras(double=2 * b.reward), **EXTENDS), {}),
     "jitted": (pp.stateless(jax.jit(double_extras), **EXTENDS), {}),
@@ -187,7 +187,7 @@ SOUND = {
 def test_check_part_accepts(name):
     sound, options = SOUND[name]
     stateful = jax.tree.leaves(sound.init(testing.example_context().params, jax.random.key(0)))
-    testing.check_part(sound, **options, laws=LAWS if stateful else LAWS[:-1])  # the last one compiles
+    testing.check_part(sound, **options, laws=LAWS if stateful else LAWS[:-1])  # the last law compiles
 
 
 def mutating(batch, state, context):
@@ -218,7 +218,7 @@ def twice(batch):
 
 
 def after_writing(batch, state, context):
-    """It may read the reward, which it has written."""
+    """Read the reward after writing it, which needs no declaration."""
     changed = batch.replace(reward=batch.value)
     return changed.replace(reward=changed.reward + changed.log_prob), state
 
@@ -358,7 +358,7 @@ def test_check_hyperparameters_takes_a_context_and_names_what_is_wrong():
         return part(update, place="after_sampler", provides=("losses",))
 
     testing.check_hyperparameters(of_head, context=context_with_cost, coef=0.5)
-    testing.check_hyperparameters(pp.gae, gamma=1.0, gae_lambda=0.95)  # which stays in the range
+    testing.check_hyperparameters(pp.gae, gamma=1.0, gae_lambda=0.95)  # the number stays in its range
     with pytest.raises(pp.errors.UserValueError, match="nothing to check"):
         testing.check_hyperparameters(pp.value_loss)
     with pytest.raises(pp.errors.UserValueError, match="coef must not be 0"):

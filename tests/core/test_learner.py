@@ -1,7 +1,7 @@
 """What the learner promises when it runs chains, samplers, stops, phases and microbatches.
 
-That it is a loop over epochs and minibatches is what `tests/golden` tells, by the numbers of other libraries, and
-`tests/docs/test_gallery.py`, by loops written by hand.
+`tests/golden` shows that it is a loop over epochs and minibatches, by the numbers of other libraries;
+`tests/docs/test_gallery.py` shows it by handwritten loops.
 """
 
 import dataclasses
@@ -38,18 +38,18 @@ def stacked(results):
 
 
 def growing_reward() -> pp.Part:
-    """Before the sampler: each time it runs, rewards count a little more."""
+    """Make a part before the sampler that lets rewards count a little more each time it runs."""
     update = lambda batch, n, context: (batch.replace(reward=batch.reward * (1 + 0.1 * n)), n + 1)  # noqa: E731
     return part(update, "growing_reward", jnp.zeros(()))
 
 
 def growing_loss() -> pp.Part:
-    """After the sampler: each time it runs, a loss of its own counts a little more."""
+    """Make a part after the sampler that lets its own loss count a little more each time it runs."""
     update = lambda batch, n, context: (batch.add_loss("own", 0.1 * n * batch.current.value), n + 1)  # noqa: E731
     return part(update, "growing_loss", jnp.zeros(()), provides=("losses",), place="after_sampler")
 
 
-@pytest.mark.filterwarnings("error:scatter inputs")  # a future error of JAX
+@pytest.mark.filterwarnings("error:scatter inputs")  # this will be an error in JAX
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("refresh", ["rollout", "epoch", "minibatch"])
 def test_learner_state_is_stable(refresh, dtype):
@@ -72,7 +72,7 @@ def test_masked_places_are_neutral():
     assert "loss" in repr(jax.tree.map(jnp.shape, metrics))
     for kind in ("noise", "nan"):
         assert_same(update(KEY, state, poisoned(batch, kind)), (expected, metrics))
-    before = batch.add_metrics(old=1.0).replace(losses={"old": batch.reward})  # of another update
+    before = batch.add_metrics(old=1.0).replace(losses={"old": batch.reward})  # these are left from another update
     assert_same(update(KEY, state, before), (expected, metrics))
     flags = {name: getattr(batch, name).astype(bool) for name in ("terminated", "truncated", "mask")}
     after, measured = update(KEY, state, batch.replace(**flags))
@@ -102,12 +102,12 @@ def test_prioritized_sampler_draws_and_weighs():
     state, _ = run(pp.chain(sampler, recorder(200, TIME, 2), VALUE), batch)
     rows, weights, count = map(np.asarray, state.pipeline[1][1][0])
     assert count == 200
-    columns = rows[:, 0] % SEGMENTS  # of whole segments, as test_shards.py tells
+    columns = rows[:, 0] % SEGMENTS  # the segments are whole, as test_shards.py shows
     assert not np.any(columns == SEGMENTS - 1)
     flat = reference.importance_weights(expected, columns.ravel(), beta=0.4)
     np.testing.assert_allclose(weights.ravel(), flat, rtol=1e-5)
     assert not np.any(columns[:, 0] == columns[:, 1])
-    first = np.bincount(columns[:, 0], minlength=SEGMENTS) / 200  # whatever happens to the second, the first has P
+    first = np.bincount(columns[:, 0], minlength=SEGMENTS) / 200  # the first has P, whatever the second is
     np.testing.assert_allclose(first, expected, atol=4 * np.sqrt(0.25 / 200))
 
 
@@ -129,7 +129,7 @@ def test_phases_run_in_order_and_share_what_stands_before_them():
     np.testing.assert_array_equal(state.params["other"]["x"], 1 + 3)
     assert {"explained_variance", "critic/explained_variance"} <= set(metrics)
     says = r"call training\.Train\.of with (such a dict|one optimizer)"
-    for wrong in ((pipeline, optax.sgd(0.1)), (actor, optimizers)):  # as a recipe, whose optimizer is given, would
+    for wrong in ((pipeline, optax.sgd(0.1)), (actor, optimizers)):  # as a recipe would, whose optimizer is given
         with pytest.raises(pp.errors.UserValueError, match=says):
             pp.learner(both, *wrong)
 
@@ -139,7 +139,7 @@ UNDEFINED = {"entropy": mock.Mock(side_effect=NotImplementedError)}
 
 @pytest.mark.parametrize("hidden", [{}, UNDEFINED], ids=["absent", "undefined"])
 def test_entropy_is_estimated_with_its_gradient_where_it_is_not_defined(hidden):
-    """For continuous actions through samples, and for discrete ones through log-probabilities."""
+    """For continuous actions it is estimated from samples, and for discrete ones from log-probabilities."""
     batch, part = rollout(masked=False), pp.entropy_bonus(coef=0.5)
     shape = (TIME, SEGMENTS, 3)
 
@@ -170,7 +170,7 @@ def stopped_at(target_kl):
 
 @functools.cache
 def stopping_update():
-    """`update(target_kl, key, state, batch)` with a threshold that may be traced, and the state it starts from."""
+    """Return `update(target_kl, key, state, batch)`, where the threshold may be traced, and the first state."""
     learner = lambda target_kl: pp.learner(evaluate, stopped_at(target_kl), optax.adam(0.1))  # noqa: E731
     state = learner(0.0).init(make_params())
     return jax.jit(lambda target_kl, key, state, batch: learner(target_kl).update(key, state, batch)), state
@@ -178,7 +178,7 @@ def stopping_update():
 
 @pytest.fixture(scope="module")
 def unstopped():
-    """The run that nothing stops: parameters before each of the six minibatches and after, and each divergence."""
+    """Run without a stop; return parameters before each of six minibatches and after the last, and each divergence."""
     batch = rollout(behavior=make_params())
     tape = Tape()
     optimizer = optax.chain(optax.adam(0.1), record_steps(tape, {"kl": "early_stop_kl"}))
@@ -200,7 +200,7 @@ def test_a_minibatch_that_exceeds_or_is_not_a_number_is_not_applied(unstopped):
         after, metrics = update(threshold, KEY, state, batch)
         assert_close(after.params, params[first], rtol=1e-4, atol=1e-5)
         assert after.opt_state[0].count == first
-        assert after.pipeline[1][1][2] == first  # the state of growing_loss is that before the minibatch, too
+        assert after.pipeline[1][1][2] == first  # growing_loss has the state from before that minibatch, too
         assert metrics["minibatches"] == first
         assert metrics["epochs"] == first // 3 + 1
         assert metrics["early_stopped"] == 1
@@ -209,10 +209,10 @@ def test_a_minibatch_that_exceeds_or_is_not_a_number_is_not_applied(unstopped):
     after, metrics = update(jnp.inf, KEY, state, batch)
     assert_close(after.params, params[6], rtol=1e-4, atol=1e-5)
     assert (metrics["minibatches"], metrics["epochs"], metrics["early_stopped"]) == (6, 2, 0)
-    row = int(np.flatnonzero(np.asarray(batch.mask).ravel()[ORDER[0, 1]])[0])  # of the second minibatch
+    row = int(np.flatnonzero(np.asarray(batch.mask).ravel()[ORDER[0, 1]])[0])  # it is in the second minibatch
     t, n = divmod(int(ORDER[0, 1, row]), SEGMENTS)
     after, metrics = update(jnp.inf, KEY, state, batch.replace(log_prob=batch.log_prob.at[t, n].set(jnp.nan)))
-    assert (metrics["minibatches"], metrics["early_stopped"]) == (1, 1)  # a divergence of NaN exceeds anything
+    assert (metrics["minibatches"], metrics["early_stopped"]) == (1, 1)  # a divergence of NaN exceeds any threshold
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(after.params))
 
 
@@ -260,7 +260,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_reported():
     update, state = jax.jit(learner.update), learner.init(make_params())
     _, metrics = update(KEY, state, batch)
     assert pp.nonfinite_report(metrics) is None
-    # segment 1, of the second minibatch: the NaN at step 2 spreads backwards over three advantages
+    # in segment 1, of the second minibatch, the NaN at step 2 spreads backwards over three advantages
     spoiled = batch.replace(reward=batch.reward.at[2, 1].set(jnp.nan))
     after, metrics = update(KEY, state, spoiled)
     counts = {name.removeprefix("nonfinite/"): int(x) for name, x in metrics.items() if name.startswith("nonfinite/")}
@@ -269,7 +269,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_reported():
     assert counts == expected | {name: 0 for name in none if name in counts}
     assert after.opt_state.total_notfinite == 1
     assert pp.part_state(after, pipeline, "following") == pp.part_state(state, pipeline, "following")
-    assert pp.part_state(after, pipeline, "growing_loss") == 1  # of the two minibatches
+    assert pp.part_state(after, pipeline, "growing_loss") == 1  # it counts one of the two minibatches
     assert not np.array_equal(after.params["policy"], state.params["policy"])  # the first one is applied
     assert pp.nonfinite_report(metrics).startswith("non-finite numbers arose first in reward (1 element), then in adv")
     gives_up = pp.learner(evaluate, pipeline, optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=0))
@@ -295,7 +295,7 @@ def test_no_part_keeps_numbers_that_are_not_finite_if_the_optimizer_skips_them()
 
 @pytest.mark.parametrize("sampler", [pp.shuffled_minibatches(1), pp.segment_minibatches(1)], ids=["step", "segment"])
 def test_masked_numbers_of_tokens_may_be_out_of_range(sampler):
-    """The entry of each is NaN; where others are negative, too, they are numbers, which a memory may read."""
+    """The embedding of each is NaN. If others are negative, too, they count as numbers, which a memory may read."""
     mask, keeps_time = jnp.ones((TIME, SEGMENTS), bool).at[-1].set(False), sampler.name == "segment_minibatches"
 
     def policy(params, batch):
@@ -343,13 +343,13 @@ def test_only_what_counts_is_counted_and_no_phase_learns_from_a_flag_out_of_rang
     pipeline = pp.chain(pp.full_batch(), probe("x", lambda batch, context: jnp.zeros(())), growing_loss())
     counted = jax.jit(lambda batch: run(pipeline, batch)[1])
     metrics = counted(batch.replace(**spoil))
-    # masked at [0, 0]; what follows a termination at [1, 1] may be anything
+    # [0, 0] is masked; what follows a termination at [1, 1] may be anything
     expected = {"reward": 2, "log_prob": 2, "value": 2, "next_value": 1}
     assert {name: int(metrics[f"nonfinite/{name}"]) for name in expected} == expected
     for name, value, count in (
         ("mask", 0.5, 1), ("truncated", 2, 1), ("reset", 2, 1), ("terminated", -0.5, 1), ("terminated", 0.5, 0),
     ):  # fmt: skip
-        flag = getattr(batch, name).at[2, 2].set(value)  # of a step that counts; flags are 0 or 1
+        flag = getattr(batch, name).at[2, 2].set(value)  # this step counts; flags are 0 or 1
         metrics = counted(batch.replace(**{name: flag}))
         assert (metrics[f"nonfinite/{name}"], metrics["nonfinite/log_prob"]) == (count, 0), name
         says = f"non-finite numbers arose first in {name} (1 element out of range)" if count else None
@@ -369,7 +369,7 @@ def test_padding_may_hold_actions_that_do_not_exist():
     assert_close(learner.update(KEY, state, batch)[0].params, jax.jit(learner.update)(KEY, state, batch)[0].params)
 
 
-def test_the_report_names_phases_parts_of_ones_own_and_thresholds():
+def test_the_report_names_phases_custom_parts_and_thresholds():
     counts = {"actor/nonfinite/gradient": [1, 0, 1], "nonfinite/value": 2, "nonfinite/mine": 1, "loss": np.nan}
     says = "value (2 elements), then in actor/gradient (2 minibatches), then in mine (1 minibatch)"
     assert pp.nonfinite_report(counts) == f"non-finite numbers arose first in {says}"
@@ -387,31 +387,31 @@ def test_the_report_names_phases_parts_of_ones_own_and_thresholds():
 
 
 def policy(params, batch):
-    """`evaluate` with a further head, and fields that it reads."""
+    """Evaluate `evaluate` with one more head; read further fields."""
     distribution, value = evaluate(params, batch)
-    # One leaf is of no element, as a deviation that all share would be.
+    # One leaf belongs to no element, like a deviation that all elements share.
     value = value + 0 * batch.shared["one"] + 0 * batch.extras["row"]
     return pp.Output(distribution, value, aux={"second": batch.obs @ params["value"]})
 
 
 def numbered(batch):
-    """What `policy` reads."""
+    """Add what `policy` reads."""
     return batch.replace(shared={"one": jnp.ones(())}, extras={"row": ROWS * 1.0})
 
 
 def own_part(change, *reads, **declared):
-    """A part that changes the minibatch after the policy was evaluated."""
+    """Make a part that changes the minibatch after the policy was evaluated."""
     return pp.stateless(change, reads=reads, place="after_sampler", **declared)
 
 
 def own_loss(name, loss, *reads):
-    """A part that adds `loss(batch)`, of single elements."""
+    """Make a part that adds `loss(batch)`, which is a loss of single elements."""
     return own_part(lambda batch: batch.add_loss(name, loss(batch)), *reads, provides=("losses",), elementwise=True)
 
 
 @pytest.mark.parametrize(("sampler", "microbatch", "elementwise"), [("full", 12, False), ("weighted", 6, True)])
 def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
-    """Losses of single elements need one evaluation of each piece, others two."""
+    """With losses of single elements, each piece is evaluated once; with others, twice."""
     samplers = {"full": pp.full_batch(2), "weighted": pp.prioritized_sampler(2, 2, alpha=1.0, beta=0.5)}
     batch = numbered(rollout())
     norm = lambda batch, context: batch.add_loss("norm", optax.tree.norm(context.params), per="batch")  # noqa: E731
@@ -422,7 +422,7 @@ def test_microbatches_change_rounding_only(sampler, microbatch, elementwise):
     if sampler == "weighted":
         weighted = lambda batch: batch.weight[None] * jnp.square(batch.current.value)  # noqa: E731
         others = [pp.advantage_weight(), *others, own_loss("weighted", weighted, "weight", "current.value")]
-    assert pp.chain(*LOSSES, second).elementwise  # so that a part that wraps a chain is evaluated once, too
+    assert pp.chain(*LOSSES, second).elementwise  # so a part that wraps a chain is also evaluated once
     if not elementwise:
         others.append(own_part(norm, provides=("losses",)))
     pipeline = pp.chain(GAE, samplers[sampler], first, *others)
@@ -472,12 +472,12 @@ def test_pieces_have_keys_of_their_own():
     pipeline = pp.chain(GAE, pp.full_batch(), looks(), looks("current.value"), *LOSSES)
     jax.block_until_ready(run(pipeline, numbered(rollout()), policy=pp.microbatched(policy, 6)))
     jax.effects_barrier()
-    assert len(seen) == 2 + 1 + 4  # of the whole minibatch, which the first part sees twice, and of each piece
+    assert len(seen) == 2 + 1 + 4  # the whole minibatch, which the first part sees twice, and each piece
     assert len(np.unique(np.concatenate(seen), axis=0)) == 5 * (1 + 1 + 4)
 
 
 def drop(dropped, *reads):
-    """A part that masks some elements."""
+    """Make a part that masks some elements."""
     change = lambda batch: batch.replace(mask=jnp.where(dropped(batch), 0, batch.mask))  # noqa: E731
     return own_part(change, "mask", *reads, provides=("mask",), elementwise=True)
 
@@ -492,7 +492,7 @@ def scaled(batch, context):
         (own_part(scaled, "log_prob", provides=("reward",)), pp.value_loss(coef=pp.field("reward"))),  # with a gradient
         (drop(lambda batch: batch.extras["row"] % 3 == 0, "extras.row"), *LOSSES),
         (drop(lambda batch: batch.current_log_ratio() > 0, "current.log_prob"), *LOSSES),
-        (own_part(lambda batch: batch.replace(obs=2 * batch.obs)), *LOSSES),  # which is not declared
+        (own_part(lambda batch: batch.replace(obs=2 * batch.obs)), *LOSSES),  # it is not declared
     ],
     ids=["reward", "mask", "mask of current", "undeclared"],
 )
@@ -509,7 +509,7 @@ def flat_batch(shape, size):
 
 
 def test_microbatches_need_less_memory():
-    """And do the same with a minibatch of steps."""
+    """They also do the same with a minibatch of steps."""
 
     def wide(params, batch):
         head = jnp.stack([jnp.ones(256), jnp.linspace(0, 1, 256)], axis=1)
@@ -540,7 +540,7 @@ def test_microbatches_need_less_memory():
     ],
 )  # fmt: skip
 def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, backend, cores, size, pieces):
-    """From 2,048 elements on (16,384 if pieces are evaluated twice), on one core; 131 is a prime."""
+    """They are from 2,048 elements on (16,384 if pieces are evaluated twice), on one core; 131 is a prime."""
     recurrent, twice, size = size == "recurrent", size == "twice", size if isinstance(size, int) else 2
     seen = []
 
@@ -559,7 +559,7 @@ def test_microbatches_are_chosen_where_they_are_faster(monkeypatch, segments, ba
     assert {np.prod(x) for x in seen} <= {128 * segments, 128 * segments // pieces}
 
 
-# --- hyperparameters that change: an end out of range is an error; what leaves it at run time is counted --------------
+# --- changing hyperparameters: an end out of range is an error; what leaves the range at run time is counted ----------
 
 SPOILT = {
     "gamma": (0.9, 1.5), "gae_lambda": (0.8, -0.1), "rho_clip": (1.0, -1.0), "c_clip": (1.0, -1.0),
@@ -568,7 +568,7 @@ SPOILT = {
     "entropy_coef": (0.01, -0.01), "target_kl": (1e3, jnp.nan), "penalty_target": (0.1, -0.1),
     "delta": (1.0, -1.0), "spo_clip": (0.2, -0.2),
 }  # fmt: skip
-"""A hyperparameter of each kind: a value that it may have, and one that it may not."""
+"""For each kind of hyperparameter: a value that it may have, and one that it may not have."""
 
 
 @pytest.mark.parametrize("kind", ["schedule", "traced"])
@@ -603,15 +603,15 @@ def test_a_value_that_leaves_its_range_at_run_time_is_counted_as_not_finite(kind
 
 def test_schedules_are_refused_at_their_ends_only():
     for schedule in (
-        pp.linear_schedule(0.2, 0.0, 100),  # annealed to what it may not be
-        lambda step: 0.2 * (1 - step / 1000),  # of a run of 1000 updates
+        pp.linear_schedule(0.2, 0.0, 100),  # annealed to a value that it may not have
+        lambda step: 0.2 * (1 - step / 1000),  # in a run of 1000 updates
         lambda step: 0.2 * jnp.sqrt(1 - step / 1000),
         lambda step: jnp.array([0.2, 0.1])[step],
         0.2,
     ):
         check_number("here", "clip_eps", schedule)
     check_number("here", "gamma", lambda step: 1.0 + 1e-7 * step)
-    check_number("here", "gamma", pp.linear_schedule(0.9, jnp.float32(1) + 1e-7, 10))  # rounding
+    check_number("here", "gamma", pp.linear_schedule(0.9, jnp.float32(1) + 1e-7, 10))  # by rounding
     check_number("here", "beta", jax.jit(lambda step: jnp.minimum(1.0, 0.2 + step / 10)))
 
     def end(rate):
@@ -622,7 +622,7 @@ def test_schedules_are_refused_at_their_ends_only():
     assert jnp.allclose(first, 0.2)
     assert last[0] == 0.5
     assert jnp.isnan(last[1])
-    # As with jit: a value may be annealed to an open end, and may be above 1 by a rounding error.
+    # Without jit, as with it, a value may be annealed to an open end, and may exceed 1 by a rounding error.
     batch, context = example_batch(after_sampler=True), example_context()
     context = context.replace(step=jnp.asarray(100))
     annealed = pp.clipped_surrogate(clip_eps=pp.linear_schedule(0.2, 0.0, 100))

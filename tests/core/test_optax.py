@@ -1,4 +1,4 @@
-"""Every optimizer and transformation of optax in a learner: it takes two steps, or an error says what to do."""
+"""Every optimizer and transformation of optax in a learner takes two steps, or an error says what to do."""
 
 import functools
 import inspect
@@ -15,7 +15,7 @@ from tests.common import make_params, rollout
 from tests.core.common import GAE, KEY, SURROGATE, VALUE, run
 
 SGD, LABELS, MATRIX = optax.sgd(0.1), {"policy": "own", "value": "own"}, {"policy": True, "value": False}
-GIVEN: dict[str, Any] = {  # the arguments of those that take others than numbers, all of which are 0.1
+GIVEN: dict[str, Any] = {  # arguments of those that take more than numbers; all numbers are 0.1
     **dict.fromkeys(("chain", "flatten", "mechanize", "split_real_and_imaginary", "with_extra_args_support"), (SGD,)),
     **dict.fromkeys(("inject_hyperparams", "inject_stateful_hyperparams"), (optax.sgd,)),
     **dict.fromkeys(("conditionally_mask", "conditionally_transform"), (SGD, lambda step, **extra: step < 9)),
@@ -44,11 +44,11 @@ def make(name: str, function: Any) -> Any:
     parameters = inspect.signature(function).parameters.values()
     needed = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     made = function(*GIVEN.get(name, [0.1] * len(needed)), **KEYWORDS.get(name, {}))
-    return made if hasattr(made, "init") else made(0.1)  # of `inject_hyperparams`
+    return made if hasattr(made, "init") else made(0.1)  # `inject_hyperparams` needs another call
 
 
 def catalogue() -> dict[str, Any]:
-    """What optax and its contrib export and declare as a transformation, or is `UNDECLARED`, by name."""
+    """Return by name what optax and its contrib export and declare as a transformation, or list as `UNDECLARED`."""
     exported = [(name, x) for module in (optax, optax.contrib) for name, x in vars(module).items() if name[0] != "_"]
     found = {name: x for name, x in exported if inspect.isfunction(x) or isinstance(x, functools.partial)}
     hints = {name: str(inspect.signature(x).return_annotation) for name, x in found.items()}
@@ -56,11 +56,11 @@ def catalogue() -> dict[str, Any]:
     return {name: make(name, found[name]) for name in (*declared, *UNDECLARED & found.keys())}
 
 
-@pytest.mark.filterwarnings("ignore")  # of what is deprecated
+@pytest.mark.filterwarnings("ignore")  # about what is deprecated
 def test_all_of_optax_steps_in_a_learner():
-    """One program: each transformation has its own parameters in its state, and is given what a learner passes.
+    """In one program, each transformation has its own parameters in its state, and gets what a learner passes.
 
-    All are traced, and those run that take more than numbers, which the learner treats in different ways.
+    All are traced; those that take more than numbers are also run, because the learner treats them in different ways.
     """
     each = {name: wrap_optimizer("learner", x) for name, x in catalogue().items() if name not in ERRORS}
     assert len(each) > 110
@@ -75,7 +75,7 @@ def test_all_of_optax_steps_in_a_learner():
 
 
 def updated(each, batch):
-    """The state after an update with these transformations."""
+    """Return the state after an update with these transformations."""
 
     def init(params):
         return {name: (optimizer.init(params), params) for name, optimizer in each.items()}

@@ -1,6 +1,6 @@
-"""Shards: samplers do not mix them, they change nothing but what is drawn, and n devices equal one with n shards.
+"""Samplers do not mix shards, shards change only what is drawn, and n devices with n shards equal one device.
 
-The same numbers under `shard_map`, `pmap`, `vmap` and on explicit meshes.
+The numbers are the same under `shard_map`, `pmap`, `vmap` and on explicit meshes.
 """
 
 import functools
@@ -30,7 +30,7 @@ ROWS, OTHER = jnp.arange(T * N).reshape(T, N), jax.random.key(1)
 
 
 def with_memory(params, batch):
-    """A recurrent policy: what it saw decays."""
+    """Evaluate a recurrent policy whose memory of what it saw decays."""
 
     def step(memory, inputs):
         obs, reset = inputs
@@ -55,9 +55,9 @@ def updated(policy, params, batch, *parts):
 
 
 def both_ways(axis, refresh, *, weighted):
-    """A sampler of known elements of a rollout with several shards, and `given_indices` with the same for one shard."""
+    """Return a sampler of known elements of a rollout with several shards, and `given_indices` for one shard."""
     rng, own = np.random.default_rng(0), N // SHARDS
-    order = rng.permutation(T * own if axis == "step" else own).reshape(2, -1)  # the same in each shard
+    order = rng.permutation(T * own if axis == "step" else own).reshape(2, -1)  # the order is the same in each shard
     weights = rng.random(order.shape).astype(np.float32) if weighted else None
     several = pp.sampler(
         "several", lambda *_: (jnp.asarray(order), weights), lambda item, *_: item, num_minibatches=2, num_epochs=2,
@@ -70,7 +70,7 @@ def both_ways(axis, refresh, *, weighted):
 
 
 def newest(key, batch, epoch):
-    """A plan that knows nothing of shards: the last steps of a rollout, in a random order."""
+    """Plan without knowing of shards: draw the last steps of a rollout in a random order."""
     assert batch.shards == 1
     steps = np.prod(batch.log_prob.shape[:2])
     return jax.random.permutation(key, jnp.arange(steps // 2, steps)).reshape(2, -1)
@@ -90,7 +90,7 @@ DRAWN = {
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_minibatch_has_a_block_of_elements_from_each_shard(name, shards):
     sampler, share = DRAWN[name]
-    number = jnp.broadcast_to(ROWS[..., None], (T, N, 2))  # of two agents
+    number = jnp.broadcast_to(ROWS[..., None], (T, N, 2))  # it is the same for two agents
     batch = pp.Batch(
         log_prob=number * 1.0, advantage=number * 1.0, extras={"number": number, "none": number[..., :0]}, shards=shards
     )
@@ -98,7 +98,7 @@ def test_a_minibatch_has_a_block_of_elements_from_each_shard(name, shards):
 
     @jax.jit
     def minibatches(key):
-        """Those of an epoch, and a buffer into which they are written back, without steps that only warm up."""
+        """Draw an epoch, and write its minibatches back into a buffer, except steps that only warm up."""
         plan = sampler.plan(key, batch, 0)
         found, buffer = [], jnp.full(number.shape, -1.0)
         for i in range(len(jax.tree.leaves(plan)[0])):
@@ -138,7 +138,7 @@ def test_an_index_outside_its_shard_is_nan():
     sampler = pp.sampler("own", lambda *_: jnp.zeros(1), lambda *_: drawn, num_minibatches=1, axis="segment")
     minibatch = sampler.take(batch, *sampler.draw(jnp.zeros(2), batch, pp.Context(key=KEY)))
     np.testing.assert_array_equal(jnp.isnan(minibatch.log_prob[0]), [False, True, False, True])
-    np.testing.assert_array_equal(minibatch.mask, 1)  # that of the last segment, in whose place it is, must not hide it
+    np.testing.assert_array_equal(minibatch.mask, 1)  # the mask of the last segment, in its place, must not hide it
 
 
 @pytest.mark.parametrize(("axis", "refresh"), [("step", "minibatch"), ("segment", "epoch")])
@@ -154,7 +154,7 @@ def test_an_update_depends_on_what_is_drawn_only(axis, refresh):
 
 @pytest.mark.parametrize("pieces", [False, True])
 def test_a_recurrent_policy_is_evaluated_shard_by_shard(monkeypatch, pieces):
-    """So it is in pieces of two segments of each."""
+    """The same holds in pieces of two segments of each shard."""
     monkeypatch.setattr(jax, "device_count", lambda: SHARDS)
     shapes = set()
 
@@ -197,7 +197,7 @@ def test_replay_keeps_rollouts_within_their_shard():
 
 
 def clocks(number):
-    """Environments that end at different times, some by a time limit."""
+    """Make environments that end at different times, some of them by a time limit."""
     limit = 2 + jnp.arange(number) % 5
     ends = {"terminated": limit == 4, "truncated": limit != 4}
     env = altered(clock(limit), **{name: lambda out, some=some: out.truncated & some for name, some in ends.items()})
@@ -206,7 +206,7 @@ def clocks(number):
 
 
 def guessing(params, batch):
-    """A policy of several agents, each of which sees a bit."""
+    """Evaluate a policy of several agents, each of which sees a bit."""
     bit = params * batch.obs.obs[..., 0]
     return Categorical(jnp.stack([bit, -bit], axis=-1)), bit
 
@@ -215,7 +215,7 @@ REMEMBERING = pp.Policy(lambda key: params_with_memory(), with_memory, lambda n:
 COLLECTED = {"memory": (clocks(8), REMEMBERING, params_with_memory()), "agents": (bit_game(mortal=True), guessing, 1.0)}
 
 
-@pytest.mark.lenient_ranks  # of the game
+@pytest.mark.lenient_ranks  # the game needs this
 @pytest.mark.parametrize("name", COLLECTED)
 def test_a_rollout_with_shards_is_the_same_rollout(name):
     env, policy, params = COLLECTED[name]
@@ -261,7 +261,7 @@ def test_explained_variance_of_shards_is_that_of_all():
     rng, shape = np.random.default_rng(0), (T, N)
     target, noise = rng.normal(size=shape), 0.5 * rng.normal(size=shape)
     masked = np.ones(shape)
-    masked[:, :4] = masked[2:4] = 0  # a shard without a step
+    masked[:, :4] = masked[2:4] = 0  # there is a shard without a step
     part = pp.gae(gamma=0.0, gae_lambda=0.0)  # the target is the reward
     update = jax.jit(lambda batch: part.update(batch, part.init(None), pp.Context(key=KEY))[0])
     for mask in (None, masked):
@@ -287,10 +287,10 @@ MINIBATCHES = 4
 
 
 def compiled_on_devices(f, state, batch, explicit=False):
-    """`f(key, state, batch)`, compiled for a batch that is divided over all devices, and its arguments."""
-    mesh = jax.make_mesh((DEVICES,), ("devices",))  # explicit axes, which `sharding` makes automatic
+    """Compile `f(key, state, batch)` for a batch divided over all devices; return the program and its arguments."""
+    mesh = jax.make_mesh((DEVICES,), ("devices",))  # the axes are explicit, and `sharding` makes them automatic
     sharding = batch.sharding(mesh)
-    if explicit:  # placed by the user
+    if explicit:  # as the user would place it
         sharding = jax.tree.map(lambda x: jax.sharding.NamedSharding(mesh, x.spec), sharding)
     placed = jax.device_put(batch, sharding)
     whole = jax.device_put((KEY, state), jax.sharding.NamedSharding(placed.log_prob.sharding.mesh, P()))
@@ -298,7 +298,7 @@ def compiled_on_devices(f, state, batch, explicit=False):
 
 
 def check_learner(cases):
-    """`cases`: pairs of a sampler and a refresh."""
+    """Check learners for these pairs of a sampler and a refresh."""
     assert jax.device_count() == DEVICES == SHARDS
     batch = rollout(shape=LARGE).replace(shards=SHARDS)
     for sampler, refresh in cases:
@@ -312,11 +312,11 @@ def check_learner(cases):
         check_communication(read_operations(several), sampler, refresh)
         if sampler != "prioritized":
             share = several.cost_analysis()["flops"] / one.cost_analysis()["flops"]
-            assert share == pytest.approx(1 / DEVICES, rel=0.1)  # and what each device does for itself
+            assert share == pytest.approx(1 / DEVICES, rel=0.1)  # each device also does some work for itself
 
 
 def check_communication(found, sampler, refresh):
-    """Each minibatch: the gradient, losses with metrics, mean and variance of the advantage, priorities."""
+    """Check what each minibatch sends: gradient, losses with metrics, the advantage's mean and variance, priorities."""
     policy = sorted(make_params()["policy"].shape)
     gradients = [x for x in found if policy in [sorted(shape) for shape in x.shapes]]
     assert [x.times for x in gradients] == [MINIBATCHES], found
@@ -325,19 +325,19 @@ def check_communication(found, sampler, refresh):
     assert all(x.bytes == 4 * LARGE[1] and x.times == MINIBATCHES for x in gathers), found
     assert all(x.bytes < LARGE[0] * LARGE[1] for x in found), found  # none grows with the batch
     number = sum(x.times for x in found if x.kind == "all-reduce")
-    estimates = {"rollout": 1, "epoch": 2, "minibatch": MINIBATCHES}[refresh]  # explained variance, all at once
+    estimates = {"rollout": 1, "epoch": 2, "minibatch": MINIBATCHES}[refresh]  # for the explained variance, all at once
     apart = refresh != "rollout"  # non-finite numbers are counted before the loop in which estimates are made
     assert number <= 4 * MINIBATCHES + estimates + apart, found
 
 
 def opaque(params, batch):
-    """A policy whose distribution is not a pytree."""
+    """Evaluate a policy whose distribution is not a pytree."""
     distribution, value = evaluate(params, batch)
     return SimpleNamespace(log_prob=distribution.log_prob), value, batch.carry
 
 
 def check_recurrent():
-    """Rollouts and updates of a recurrent policy, in pieces of segments, with an early stop and two phases."""
+    """Check rollouts and updates of a recurrent policy, in pieces of segments, with an early stop and two phases."""
     env = envs.normalize_reward(envs.normalize_observation(clocks(16)), gamma=0.9)
     shape = {"num_envs": 16, "num_steps": 12, "shards": SHARDS}
     made = pp.rollout(env, REMEMBERING, **shape)
@@ -352,9 +352,9 @@ def check_recurrent():
     expected = jax.jit(made.collect)(KEY, params, init)
     assert_close((state, batch, metrics), expected, 2e-5, 1e-5)
     jax.tree.map(lambda x, stays: [x.sharding.is_equivalent_to(stays, x.ndim)].index(True), state, sharding)
-    sums = [(x.kind, x.times) for x in read_operations(compiled)]  # none in any of the steps
+    sums = [(x.kind, x.times) for x in read_operations(compiled)]  # there are none within the steps
     assert sums == [("all-reduce", 1)] * len(sums), sums
-    assert len(sums) <= 4, sums  # of rounds, episodes, means and variances
+    assert len(sums) <= 4, sums  # for rounds, episodes, means and variances
     assert batch.log_prob.sharding.is_equivalent_to(batch.sharding(mesh).log_prob, 2)
 
     chunks = pp.chain(GAE, pp.time_chunks(2, 2, length=4, burn_in=2), *LOSSES, pp.kl_early_stop(1e-3))
@@ -380,12 +380,12 @@ def test_devices_with_every_sampler_and_refresh():
 
 
 def shard_map(function, in_specs, out_specs):
-    """Over all devices, whose axis is `d`."""
+    """Map over all devices, whose axis is `d`."""
     return jax.shard_map(function, mesh=mesh_of_all("Auto"), in_specs=in_specs, out_specs=out_specs)
 
 
 def estimates(given, gamma, way="auto"):
-    """All that recurs, with gradients; `gamma` may be one for each device."""
+    """Compute all that recurs, with gradients; `gamma` may be one for each device."""
     on_policy = {name: x for name, x in given.items() if name != "log_ratio"}
     settings = {"gamma": gamma, "gae_lambda": 0.8}
 
@@ -401,7 +401,7 @@ def estimates(given, gamma, way="auto"):
 
 
 def check_functional(columns, ways, kinds):
-    """`columns` for all devices; in these ways in `shard_map`, and on meshes of these kinds."""
+    """Check `columns` for all devices in these ways in `shard_map`, and on meshes of these kinds."""
     given, columnwise = estimator_inputs(5, columns), P(None, "d")
     expected = jax.jit(lambda given: estimates(given, 0.9))(given)
     for way in ways:
@@ -417,7 +417,7 @@ def check_functional(columns, ways, kinds):
 def check_what_devices_share(columns):
     given, columnwise = estimator_inputs(5, columns), P(None, "d")
 
-    def without_gradient(given):  # JAX sums over the devices the gradient of what they share
+    def without_gradient(given):  # JAX sums the gradient of what the devices share over them
         return {name: x for name, x in estimates(given, 0.9).items() if name != "gradient"}
 
     own, first = given["reward"], {name: x[:, : columns // DEVICES] for name, x in given.items()}
@@ -439,7 +439,7 @@ def check_one_gamma_for_each_device(columns):
 
 
 def check_a_learner_for_each_device():
-    """On its own columns."""
+    """Check that each device can have a learner for its own columns."""
     losses = pp.clipped_surrogate(clip_eps=0.2, dual_clip=3.0), pp.clipped_value_loss(clip_eps=0.2)
     losses = pp.advantage_normalize(), *losses, pp.policy_diagnostics(), pp.kl_early_stop(0.01)
     constant = part(lambda b, s, c: (b, jnp.ones(())), "constant", jnp.zeros(()), finish=lambda b, s, c: jnp.ones(()))
@@ -457,7 +457,7 @@ def check_a_learner_for_each_device():
 
 
 def check_all():
-    """In one process, as starting it takes longer than most of the checks."""
+    """Check everything in one process, because starting it takes longer than most of the checks."""
     assert jax.device_count() == DEVICES
     check_functional(8, ("auto", "associative"), ("Explicit",))
     check_functional(512, (), ("Auto",))  # wide rows take another way through the scan

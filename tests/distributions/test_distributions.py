@@ -1,7 +1,7 @@
-"""Distributions against scipy and their own samples, and what all of them have in common.
+"""Distributions against scipy and their own samples, and properties that all of them have.
 
-State-dependent noise (gSDE) is that of Stable-Baselines3, in the network, too; `test_library.py` has the rollout that
-holds it. The numbers of `Categorical`, with gradients, are compared with rlax in `test_migration_rlax.py`.
+State-dependent noise (gSDE) equals that of Stable-Baselines3, also in the network; `test_library.py` has the rollout
+that holds it. `test_migration_rlax.py` compares the numbers of `Categorical`, with gradients, with rlax.
 """
 
 import functools
@@ -31,7 +31,7 @@ def squashed(loc, log_std):
 
 
 def made(kind, seed=0, dtype=jnp.float32):
-    """A batch of `BATCH` distributions that differ."""
+    """Make a batch of `BATCH` different distributions."""
     rng = np.random.default_rng(seed)
     loc, log_std = (jnp.asarray(rng.normal(size=(BATCH, 2)), dtype) for _ in range(2))
     logits = [jnp.asarray(rng.normal(size=(BATCH, n)), dtype) for n in (3, 2)]
@@ -39,7 +39,7 @@ def made(kind, seed=0, dtype=jnp.float32):
     return {
         "Normal": lambda: Normal(loc, jnp.exp(log_std)),
         "StateDependentNormal": lambda: StateDependentNormal(loc, features, std),
-        "TanhNormal": lambda: squashed(loc, log_std - 1),  # without edges
+        "TanhNormal": lambda: squashed(loc, log_std - 1),  # without samples at the edges
         "Beta": lambda: Beta(1 + jax.nn.softplus(3 * loc), 1 + jax.nn.softplus(3 * log_std), LOW, HIGH),
         "Categorical": lambda: Categorical(logits[0]),
         "MultiCategorical": lambda: MultiCategorical(logits),
@@ -51,7 +51,7 @@ KINDS = ["Normal", "StateDependentNormal", "TanhNormal", "Beta", "Categorical", 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-# Compiled once for each shape; a method by itself is many small programs.
+# These compile once for each shape; without jit, a method would be many small programs.
 log_prob = jax.jit(lambda policy, action: policy.log_prob(action))
 divergence = jax.jit(lambda policy, other: policy.kl_divergence(other))
 sample = jax.jit(lambda policy, shape=(): policy.sample(seed=KEY, sample_shape=shape), static_argnames="shape")
@@ -65,7 +65,7 @@ def numbers(policy, other, action):
 
 @jax.jit
 def draws(policy):
-    """Samples with their log-probabilities in two ways, and the mode."""
+    """Return samples with log-probabilities computed in two ways, and the mode."""
     sample = policy.sample(seed=KEY, sample_shape=(4, 5))
     together = policy.sample_and_log_prob(seed=KEY, sample_shape=(4, 5))
     return together, (sample, policy.log_prob(sample)), policy.mode()
@@ -73,7 +73,7 @@ def draws(policy):
 
 @every_kind
 def test_distributions_keep_dtype_and_shape(kind):
-    """Numbers of bfloat16 are computed in float32, from the same parameters, and rounded once (a Joint: each part)."""
+    """Numbers of bfloat16 are computed in float32 from the same parameters, and rounded once (in a Joint, per part)."""
     narrow, action = (made(kind, dtype=jnp.bfloat16), made(kind, 1, jnp.bfloat16)), made(kind).mode()
     exact = jax.tree.map(lambda x: x.astype(jnp.float32), narrow)
     found = {}
@@ -91,7 +91,7 @@ def test_distributions_keep_dtype_and_shape(kind):
         np.testing.assert_allclose(rounded, expected, rtol=2.0 ** (-7 if kind == "Joint" else -8), err_msg=name)
     with jax.numpy_dtype_promotion("strict"):
         jax.eval_shape(numbers, made(kind), made(kind, 1), action)
-    together, apart, _ = draws(narrow[0])  # where an action is rounded before its log-probability is taken
+    together, apart, _ = draws(narrow[0])  # an action is rounded before its log-probability is taken
     jax.tree.map(np.testing.assert_array_equal, together, apart)
     assert np.isfinite(together[1]).all()
 
@@ -112,7 +112,7 @@ def test_distributions_are_pytrees_of_arrays_with_their_batch_axes(kind):
     def run(leaves, other, action):
         policy = jax.tree.unflatten(structure, leaves)
 
-        def step(carry, row):  # as a carry and as what is scanned over
+        def step(carry, row):  # it is both the carry and what is scanned over
             return carry, (jax.checkpoint(lambda x, a: x.log_prob(a))(*row), carry.mode())
 
         return jax.vmap(both)(policy, other, action), jax.lax.scan(step, policy, (policy, action))
@@ -124,7 +124,7 @@ def test_distributions_are_pytrees_of_arrays_with_their_batch_axes(kind):
     assert jax.tree.structure(same) == structure
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "Beta"])  # it equals its formulas
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "Beta"])  # Beta is compared with formulas
 def test_divergence_and_entropy_are_means_over_samples(kind):
     first, second = made(kind), made(kind, 1)
 
@@ -201,7 +201,7 @@ FLOATING_AND_REAL = {
 
 
 @pytest.mark.parametrize("kind", FLOATING_AND_REAL)
-def test_parameters_are_checked_at_the_door(kind):
+def test_parameters_are_checked_on_entry(kind):
     floating, real = FLOATING_AND_REAL[kind]
     make = functools.partial(getattr(distributions, kind), **({"nvec": (2,)} if kind == "MultiCategorical" else {}))
     make(**floating, **real)
@@ -214,13 +214,13 @@ def test_parameters_are_checked_at_the_door(kind):
 
 
 @every_kind
-def test_arguments_of_methods_are_checked_at_the_door(kind):
+def test_arguments_of_methods_are_checked_on_entry(kind):
     policy, good = made(kind), made(kind).mode()
     for x in NOT_REAL:
         with pytest.raises(pp.errors.UserTypeError, match=f"{kind}: value must"):
             policy.log_prob(x)
     for cut in (lambda x: x[:1], lambda x: x[..., None] if x.ndim == 1 else x[..., :1]):
-        action, name = jax.tree.map(cut, good), "Categorical" if kind == "Joint" else kind  # the first part
+        action, name = jax.tree.map(cut, good), "Categorical" if kind == "Joint" else kind  # of the first part
         remedy = r": drop the trailing axis of size 1" if kind == "Categorical" and action.ndim > 1 else ""
         with pytest.raises(pp.errors.ShapeError, match=f"{name}: .*nothing is broadcast{remedy}"):
             policy.log_prob(action)
@@ -305,7 +305,7 @@ def test_tanh_normal_is_the_transformed_gaussian_and_its_edge_begins_at_half_of_
     density = scipy.stats.norm(loc, np.exp(log_std)).logpdf(np.arctanh(x)) - np.log(WIDTH / 2 * (1 - x**2))
     np.testing.assert_allclose(log_prob(policy, action), density.sum(-1), rtol=1e-4)
     np.testing.assert_allclose(policy.mode(), middle + WIDTH / 2 * np.tanh(loc), rtol=1e-6)
-    # Samples are at most 1 - eps, or 1: an action that rounding moved is still told from the edge.
+    # Samples are at most 1 - eps, or 1, so an action that rounding has moved is still distinguished from the edge.
     policy, far = TanhNormal(Normal(jnp.zeros(1), jnp.ones(1)), eps=0.1), 0.9
     u = np.arctanh(far)
     inside, at_edge = scipy.stats.norm.logpdf(u) - np.log(1 - far**2), scipy.stats.norm.logcdf(-u)
@@ -315,12 +315,12 @@ def test_tanh_normal_is_the_transformed_gaussian_and_its_edge_begins_at_half_of_
 
 
 def test_tanh_normal_has_at_an_edge_all_that_is_beyond_and_is_finite_there():
-    """A mean far outside: most samples are the edge itself, and inside and edge together have probability 1."""
+    """With a mean far outside, most samples are the edge itself; the inside and the edge have total probability 1."""
     policy = TanhNormal(Normal(jnp.array([7.0]), jnp.array([0.5])), -1.0, 3.0)
     at_edge = np.exp(float(log_prob(policy, jnp.array([3.0]))))
     assert np.mean(np.asarray(sample(policy, (20_000,))) == 3.0) == pytest.approx(at_edge, abs=0.01)
     assert 0.2 < at_edge < 0.4
-    u = np.linspace(4, np.arctanh(1 - 1e-6), 20_001, dtype=np.float64)[:-1]  # inside, on a grid fine enough up there
+    u = np.linspace(4, np.arctanh(1 - 1e-6), 20_001, dtype=np.float64)[:-1]  # the inside, on a fine enough grid
     action = 1 + 2 * np.tanh(u)
     inside = np.trapezoid(np.exp(np.asarray(log_prob(policy, jnp.asarray(action, jnp.float32)[:, None]))), action)
     assert inside + at_edge == pytest.approx(1.0, abs=0.02)
@@ -330,16 +330,16 @@ def test_tanh_normal_has_at_an_edge_all_that_is_beyond_and_is_finite_there():
         assert np.isfinite(value)
         assert np.isfinite(gradient).all()
         assert np.all(gradient[:2] * np.sign(np.asarray(action) - 0.5) > 0)
-    for far in (20.0, 1e4):  # ratios are moderate
+    for far in (20.0, 1e4):  # ratios remain moderate
         before, after = (squashed(jnp.full(2, x * far), jnp.full(2, -3.0)) for x in (1.0, 1.1))
         drawn = sample(before, (100,))
         assert np.all(drawn == HIGH[None])
         np.testing.assert_allclose(log_prob(after, drawn) - log_prob(before, drawn), 0, atol=1e-6)
     low = jnp.linspace(-20, 20, 300)
-    for width in (0.1, 0.6, 2.0):  # narrow boxes far from 0
+    for width in (0.1, 0.6, 2.0):  # these boxes are narrow and far from 0
         for far, edge in ((50.0, low + width), (-50.0, low)):
             policy = TanhNormal(Normal(jnp.full(300, far), jnp.ones(300)), low, low + width)
-            np.testing.assert_array_equal(policy.mode(), edge)  # and not beyond it by rounding
+            np.testing.assert_array_equal(policy.mode(), edge)  # it is not rounded to beyond the edge
             np.testing.assert_allclose(log_prob(policy, policy.mode()), 0, atol=1e-5)
 
 
@@ -347,7 +347,7 @@ RANGES = {"usual": (0.3, 20.0), "narrow": (1e3, 1e5), "at_the_edges": (1e-3, 0.5
 
 
 def betas(which, seed):
-    """Alpha and beta of 80 distributions of two dimensions, in float64, without what float32 does not resolve."""
+    """Return alpha and beta of 80 two-dimensional distributions, in float64, with values that float32 can represent."""
     low, high = np.log(RANGES[which])
     return np.exp(np.random.default_rng(seed).uniform(low, high, size=(2, 80, 2))).astype(np.float32).astype(np.float64)
 
@@ -358,7 +358,7 @@ def beta_tells(own, other, actions):
 
 
 def formulas_tell(own, other, actions):
-    """The same by the formulas as they are written, which lose many digits."""
+    """Compute the same by the formulas as they are written, which lose many digits."""
     betaln, digamma, width = jax.scipy.special.betaln, jax.scipy.special.digamma, HIGH - LOW
 
     def divergence(a, b, other_a, other_b):
@@ -395,7 +395,7 @@ def test_beta_and_its_gradients_are_those_of_formulas_in_float64(which):
     x, (a, b) = (np.asarray(drawn, np.float64) - np.asarray(LOW)) / WIDTH, own
     mean, deviation = a / (a + b), np.sqrt(a * b / (a + b + 1)) / (a + b)
     assert np.all(np.abs(x.mean(0) - mean) < 5 * deviation / np.sqrt(len(x)) + 1e-5)
-    if which != "at_the_edges":  # where a few samples have most of the variance
+    if which != "at_the_edges":  # there, a few samples have most of the variance
         np.testing.assert_allclose(x.std(0) / deviation, 1, atol=0.25)
 
 
@@ -405,13 +405,13 @@ def test_an_action_outside_of_the_box_by_more_than_rounding_is_nan(kind, dtype):
     measure = jax.jit(lambda low, high, action: kind(jnp.ones(1, dtype), low, high).log_prob(action))
     for low, high in ((-1.0, 1.0), (100.0, 110.0)):
         for edge, outside in ((low, 2 * low - high), (high, 2 * high - low)):
-            for stored in (dtype, jnp.bfloat16):  # where the edges may be rounded to beyond
+            for stored in (dtype, jnp.bfloat16):  # storing an action may round it to beyond an edge
                 assert np.isfinite(measure(low / 3, high / 3, jnp.array([edge / 3], stored)))
             assert np.isnan(measure(low, high, jnp.array([outside], dtype)))
 
 
 def test_samples_of_beta_have_reparameterized_gradients():
-    """Their mean is that of the derivative of the mean, 2 alpha / (alpha + beta) - 1 in the box [-1, 1]."""
+    """Their mean is the derivative of the mean, which is 2 alpha / (alpha + beta) - 1 in the box [-1, 1]."""
     a, b = np.array([0.5, 2.0, 30.0]), np.array([0.8, 5.0, 10.0])
 
     mean = lambda alpha, beta: Beta(alpha, beta).sample(seed=KEY, sample_shape=(10_000,)).mean(0).sum()  # noqa: E731
@@ -440,12 +440,12 @@ def test_beta_has_a_mode_no_negative_divergence_and_no_density_for_a_negative_al
         assert np.isfinite(gradient).all()
     alpha, beta, other_alpha, other_beta = (x.reshape(-1, 1) for x in jnp.meshgrid(*[jnp.logspace(-6, 9, 12)] * 4))
     assert jnp.min(divergence(Beta(alpha, beta), Beta(other_alpha, other_beta))) >= 0
-    density = jax.jit(lambda alpha: Beta(alpha, jnp.ones(1)).log_prob(jnp.zeros(1)))  # known numbers are refused
+    density = jax.jit(lambda alpha: Beta(alpha, jnp.ones(1)).log_prob(jnp.zeros(1)))  # known numbers would be refused
     assert np.isnan(density(-jnp.ones(1)))
 
 
-def test_divergences_of_neighbours_keep_their_digits_and_from_another_box_is_infinite():
-    """After a gradient step they are 1e-8; float32 near 1 has none, and log-gammas of a narrow Beta are about 1000."""
+def test_divergences_of_neighbours_keep_their_digits_and_those_from_another_box_are_infinite():
+    """After a gradient step they are 1e-8, too small for float32 near 1; log-gammas of a narrow Beta are about 1000."""
     first, second = np.float32(1.0), np.float32(1.0001)
     r = np.float64(first) / np.float64(second)
     of_normals = Normal(jnp.zeros(1), first).kl_divergence(Normal(jnp.zeros(1), second))
@@ -492,19 +492,19 @@ def test_masked_logits_take_no_part():
     assert distributions.mask_logits(3, True) == 3
     masked = jax.jit(lambda mask: distributions.mask_logits(logits, mask))
     assert np.isnan(masked(jnp.array([0.0, -jnp.inf, 0.0, 1.0]))).tolist() == [False, True, False, False]
-    assert np.isfinite(masked(jnp.array([0, 255, 1, 1], jnp.uint8))).all()  # a masked step may hold anything
+    assert np.isfinite(masked(jnp.array([0, 255, 1, 1], jnp.uint8))).all()  # masked steps may hold anything
     with jax.numpy_dtype_promotion("strict"):
         for dtype in (bool, jnp.int8, jnp.float32):
             np.testing.assert_array_equal(masked(available.astype(dtype)), masked(available))
 
 
-def test_an_action_that_is_none_has_no_probability_whatever_its_dtype():
+def test_a_number_that_is_not_an_action_has_no_probability_whatever_its_dtype():
     for action in (0.5, -1, 3):
         assert np.isnan(jax.jit(Categorical(jnp.zeros(3)).log_prob)(action))
         with pytest.raises(ValueError, match=rf"an action must be one of 0, ..., 2, got {action}$"):
             Categorical(jnp.zeros(3)).log_prob(jnp.array(action))
     assert Categorical(jnp.zeros(3)).log_prob(jnp.array(2.0)) == Categorical(jnp.zeros(3)).log_prob(2)
-    policy = Categorical(jnp.zeros((4, 513)))  # more than int8 can name
+    policy = Categorical(jnp.zeros((4, 513)))  # these are more than int8 can name
     found = log_prob(policy, jnp.array([0, 5, 127, -1], jnp.int8))
     np.testing.assert_allclose(found, [*np.full(3, -np.log(513.0)), np.nan], rtol=1e-6)
     with jax.numpy_dtype_promotion("strict"):
@@ -531,7 +531,7 @@ def test_microbatch_refuses_a_distribution_that_hides_arrays_and_auto_leaves_it_
     says = r"MultivariateNormalDiag keeps arrays outside the leaves.*use one of ppo_parts.distributions"
     with pytest.raises(TypeError, match=says):
         traced(distrax.MultivariateNormalDiag, 6)
-    traced(distrax.MultivariateNormalDiag, "auto", (128, 128))  # from which on "auto" takes pieces
+    traced(distrax.MultivariateNormalDiag, "auto", (128, 128))  # from this size on, "auto" takes pieces
     traced(Normal, 6)
 
 
@@ -542,7 +542,7 @@ def test_gsde_is_that_of_stable_baselines3(monkeypatch):
     plain = StateDependentNormal(loc, features, std)
     np.testing.assert_allclose(plain.entropy(), [3.1078328762841476, 4.385088732166956], rtol=1e-6)
     inside = np.array([[0.5, 0.75], [-0.9, 0.3]])
-    # It adds 1e-6 to the slope of tanh, 1 - a^2, which is undone here.
+    # That class adds 1e-6 to the slope of tanh, 1 - a^2, which is undone here.
     squashed = np.array([-1.538052973435159, -3.7138797325069266]) + np.log1p(1e-6 / (1 - inside**2)).sum(axis=-1)
     theta = jnp.broadcast_to(jnp.array([[0.3, -1.0], [1.2, 0.4], [-0.7, 0.9]]), (2, 3, 2))
     monkeypatch.setattr(jax.random, "normal", lambda *_: theta)

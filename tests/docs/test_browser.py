@@ -1,6 +1,6 @@
-"""The built site in a browser: pages load by themselves, fit on a phone, work by keyboard, and search finds them.
+"""The built site in a browser: pages load by themselves, fit on a phone, work by keyboard, and are found by search.
 
-They are skipped where there is no site, no browser, or no playwright; `.ci/run` builds the site and then runs them.
+The tests are skipped without a site, a browser or playwright; `.ci/run` builds the site and then runs them.
 """
 
 import re
@@ -23,7 +23,7 @@ SITE = ROOT / "build" / "site"
 INSIDE = (SITE.as_uri() + "/", "data:")
 PAGES = ("README", "docs/explorer", "docs/by-hand", "docs/play", "docs/gallery/README", "docs/results")
 PAGES += tuple(f"docs/generated/ppo_parts.{name}.html" for name in ("Learner", "functional.importance_sampling_weight"))
-QUESTIONS = {  # and the page that answers it
+QUESTIONS = {  # each question, and the page that answers it
     "how do I resume a run": "docs/training",
     "migrate from CleanRL": "docs/coming-from",
     "KL early stop": "docs/generated/ppo_parts.kl_early_stop",
@@ -34,7 +34,7 @@ QUESTIONS = {  # and the page that answers it
 
 @pytest.fixture(scope="module")
 def browser():
-    """A page as wide as a phone; `complaints` are errors, and requests for anything outside the site."""
+    """Open a page as wide as a phone; `complaints` has errors, and requests for anything outside the site."""
     found = shutil.which("chromium") or shutil.which("google-chrome")
     if found is None:
         pytest.skip("no browser is installed")
@@ -55,7 +55,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """Go to a page of the site; none may complain."""
+    """Return a function that goes to a page of the site; no page may complain."""
 
     def go_to(name):
         browser.goto((SITE / name).with_suffix(".html").as_uri())
@@ -89,7 +89,7 @@ def test_a_page_loads_by_itself_and_fits_on_a_phone(open_page, page):
 def test_formulas_are_read_as_in_tex_and_the_gallery_shows_the_rows_that_are_sought(open_page):
     browser = open_page("docs/generated/ppo_parts.regularizers.smoothness_loss.html")
     assert browser.locator("mover").count() == 2
-    assert browser.locator("munderover > mi:first-child").count() == 0  # an index belongs beside an accented letter
+    assert browser.locator("munderover > mi:first-child").count() == 0  # the index belongs beside an accented letter
     browser = open_page("docs/generated/ppo_parts.distributions.Normal.html")
     assert set(browser.locator("mfrac > mn").all_text_contents()) == {"1", "2"}
     browser = open_page("docs/gallery/README")
@@ -104,7 +104,7 @@ def test_the_explorer_works_with_the_keyboard(open_page):
     browser.evaluate('document.querySelector("#explorer-part").value = "vtrace"')
     browser.focus("#explorer-part")
     browser.keyboard.press("Tab")
-    browser.keyboard.press("Enter")  # the button that adds it, where it raises no error: behind gae
+    browser.keyboard.press("Enter")  # this button adds the part where that raises no error: after gae
     names = '[...document.querySelectorAll(".chain a")].map((each) => each.textContent)'
     before = browser.evaluate(names)
     assert before[:3] == ["gae", "vtrace", "shuffled_minibatches"]
@@ -120,7 +120,7 @@ def test_the_explorer_works_with_the_keyboard(open_page):
 
 def test_the_figures_follow_their_sliders(open_page):
     browser = open_page("docs/by-hand")
-    loss = playwright.expect(browser.locator("#interactive-clip [role=status]"))  # it waits for drawing
+    loss = playwright.expect(browser.locator("#interactive-clip [role=status]"))  # it waits until the figure is drawn
     loss.to_have_text("Loss -1.200, gradient with respect to log π(a) 0.000 (clipped).")
     browser.focus("[aria-label='advantage A']")
     browser.keyboard.press("Home")
@@ -132,7 +132,7 @@ STATES = {"CartPole-v1": ("x", "x_dot", "theta", "theta_dot"), "MountainCar-v0":
 
 
 def test_agents_act_and_move_as_in_python(open_page):
-    """In 20 states, at every checkpoint: the probabilities of the actions, and the next state."""
+    """In 20 states and at every checkpoint, compare the probabilities of actions, and the next state."""
     browser = open_page("docs/play")
     agents, random = browser.evaluate("agentsTable.map(({ frames, ...agent }) => agent)"), np.random.default_rng(0)
     assert [agent["env"] for agent in agents] == [*BOUNDS, "HalfCheetah-v5"]
@@ -162,14 +162,14 @@ def test_agents_act_and_move_as_in_python(open_page):
             np.testing.assert_allclose(moved, after, rtol=0, atol=1e-6)
     for number in (1, len(agents)):
         browser.locator(".interactive button").nth(number - 1).press("Enter")
-        # Each step is shown for a moment only, so one of them could be missed.
+        # Each step is shown only for a moment, so a step could be missed.
         clock = browser.locator("#interactive-agents > p").nth(number - 1)
         playwright.expect(clock).to_contain_text(re.compile(r"step ([3-9]|[1-9]\d+) "))
     assert browser.locator(".limb").count() == 8
 
 
 def test_breakout_goes_on_as_in_python(open_page):
-    """The observations and ends of 1,000 steps with a paddle that mostly follows the ball, through several episodes."""
+    """Compare observations and ends of 1,000 steps in several episodes, where the paddle mostly follows the ball."""
     task, settings = gymnax.make("Breakout-MinAtar")
     browser = open_page("docs/play")
 

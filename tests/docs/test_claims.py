@@ -1,4 +1,4 @@
-"""Claims on the pages match the records: a page, and sentences that it has, with numbers of the records."""
+"""Claims on the pages match the records: functions yield a page, and sentences of it with numbers of the records."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def of_speed():
 
 
 def of_humanoid():
-    yield "docs/results.md"  # the text below the tables, which are written from the records
+    yield "docs/results.md"  # its text below the tables, which are written from the records
     runs = {(x["task"], x["variant"], x["env_steps"] > 2_000_000): x for x in _tables.read_runs("mujoco")}
     three = runs["Humanoid-v5", "no_contact_forces", True]["best_evaluation"]
     ends = [sorted(runs["Humanoid-v5", "no_contact_forces", x]["last_evaluation"]["per_seed"])[::-1] for x in (0, 1)]
@@ -100,7 +100,7 @@ def of_humanoid():
     rows = [row for preset in presets for row in preset["curve"] if row["env_steps"] in (786_432, 794_624)]
     reached = sorted(x for row in rows for x in row["evaluation"])
     yield f"{len(reached)} seeds of the preset are between {reached[0]:,.0f} and {reached[-1]:,.0f}."
-    variants = results("humanoid", "ablation")["variants"].items()  # after 800,000 steps
+    variants = results("humanoid", "ablation")["variants"].items()  # these ran for 800,000 steps
     runs = {name.removeprefix("humanoid"): [x["evaluation"][3] for x in seeds.values()] for name, seeds in variants}
     for name in ("-all", "+noise", "-noise", "-network"):
         *some, last = (f"{x:,.0f}" for x in runs[name])
@@ -151,7 +151,7 @@ def of_choices():
     yield "gains of at most {} on Acrobot, {} on Pendulum and {} on Breakout".format(*gains)
     yield f"and a loss of {-100 * min(min(x.values()) for x in share.values()):.0f} %"
 
-    def signs(arm, other="plain"):  # of the differences whose interval excludes 0, by task
+    def signs(arm, other="plain"):  # signs of the differences whose interval excludes 0, by task
         pairs = ([arms[each][study.WHOLE]["per_seed"] for each in (arm, other)] for arms in tasks.values())
         return [int(np.sign(x["95"]).sum() / 2) for x in (_seeds.compare_pairs(*pair) for pair in pairs)]
 
@@ -200,7 +200,7 @@ def of_choices():
         counts = {"HalfCheetah": (24, 4, 18), "Ant": (24, 1, 8)}
         assert (len(last), len(visible), sum(change["mean"] < 0 for change in last.values())) == counts[name]
         yield f"{np.median([change['detectable'] for change in last.values()]):.0f} on {name}"
-    names = [f"HalfCheetah-v5_300000_{variant}_1" for variant in ("no_normalize", "none")]  # of seeds 1 to 10
+    names = [f"HalfCheetah-v5_300000_{variant}_1" for variant in ("no_normalize", "none")]  # with seeds 1 to 10
     alone = _seeds.compare_means(*(results("differences", name)["curve"][-1]["evaluation"] for name in names))
     yield f"({_seeds.show_change(alone)})".replace(",", "")
     names = [f"HalfCheetah-v5_300000_{variant}_11" for variant in ("none", "adaptive_rate")]
@@ -228,7 +228,7 @@ def of_tasks():
     yield f"101 - 110 reach less, [{_seeds.show_interval(found[1], 1)}]"
     yield f"the worst of the 20 seeds {min(x for each in found for x in each['per_seed']):.1f}"
     yield "docs/gallery/self_play.md"
-    for alpha in (0, 0.2, 1 / 3):  # Kuhn's equilibria, whose value is -1/18: nothing exploits them
+    for alpha in (0, 0.2, 1 / 3):  # these are Kuhn's equilibria, whose value is -1/18; nothing exploits them
         table = np.array([[alpha, 1 / 3, 0, 0], [0, 0, 1 / 3, alpha + 1 / 3], [3 * alpha, 1, 1, 1]])
         assert abs(kuhn.exploit(table)) < 1e-9
         assert abs(kuhn.compute_return(table, table) + 1 / 18) < 1e-9
@@ -255,7 +255,7 @@ def of_tasks():
     names = [[f"gsde_mountain_car_continuous{x}{end}" for x in ("", "_101")] for end in ("", "_noise_steps_None")]
     held, white = (np.concatenate([evaluated(name)["per_seed"] for name in both]) for both in names)
     assert (len(held), len(white)) == (20, 20)
-    assert np.min(held) > 85  # 100 for the flag, minus the energy
+    assert np.min(held) > 85  # 100 for the flag minus the energy
     assert np.sum(np.abs(white) < 0.1) == 5
     assert np.mean(white[white > 1]) > np.mean(held)
     yield "all 20 seeds reach the flag. Without gSDE, 5 of 20 end at a return of 0"
@@ -282,7 +282,7 @@ def of_tasks():
 
 @pytest.mark.parametrize("claims", [of_speed, of_humanoid, of_trpo, of_noise, of_choices, of_tasks])
 def test_claims(claims):
-    """Line breaks, the kind of minus, and, in numbers without them, commas do not matter."""
+    """The check ignores line breaks, the kind of minus and, for claims without commas, the commas of the page."""
     missing, text = [], ""
     for claim in claims():
         if claim.endswith(".md"):

@@ -26,7 +26,7 @@ def program(language):
 
 @pytest.fixture
 def actions(tmp_path):
-    """Those of a model with the names of an exported one, in `tmp_path`."""
+    """Return the actions of a model in `tmp_path` whose names are those of an exported one."""
     kernel = onnx.numpy_helper.from_array(np.float32([[0.3], [-0.7], [0.1]]), "kernel")
     tensor = functools.partial(onnx.helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT)
     node = onnx.helper.make_node("MatMul", ["obs", "kernel"], ["action"])
@@ -43,13 +43,13 @@ def test_the_program_in_c(tmp_path, actions):
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler `cc`")
-    if headers is None:  # no package that pip installs has it
+    if headers is None:  # no pip package has it
         pytest.skip(
             "onnxruntime_c_api.h is missing: unpack an onnxruntime-linux-x64-*.tgz of the releases of onnxruntime, not "
             f"newer than {runtime.__version__}, and let ONNXRUNTIME_INCLUDE name its folder `include`"
         )
     (library,) = (Path(runtime.__file__).parent / "capi").glob("libonnxruntime.so.*")
-    for name in ("libonnxruntime.so", "libonnxruntime.so.1"):  # the wheel has neither
+    for name in ("libonnxruntime.so", "libonnxruntime.so.1"):  # the wheel has neither of these
         (tmp_path / name).symlink_to(library)
     (tmp_path / "controller.c").write_text(program("c"))
     flags = ["-Wall", "-Wextra", "-Werror", f"-I{headers}", f"-L{tmp_path}", "-lonnxruntime", f"-Wl,-rpath,{tmp_path}"]

@@ -1,6 +1,6 @@
-"""The documentation is right about itself: Python blocks run and print what is said, links lead somewhere.
+"""The documentation is right about itself: Python blocks run and print what it says, and links lead somewhere.
 
-The blocks of one page share a namespace, like the cells of a notebook. A block fenced as `output` right behind a Python
+The blocks of a page share a namespace, like the cells of a notebook. A block fenced as `output` right after a Python
 block is what that block prints. A block fenced as `python equinox` runs only where that package is installed.
 """
 
@@ -36,7 +36,7 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def blocks(page: Path) -> list[tuple[str, str | None, int]]:
-    """Python blocks of a page: source, the output stated right behind it, and the line it starts on."""
+    """Return a page's Python blocks: source, the output stated right after it, and the line on which it starts."""
     text, found = page.read_text(), list(FENCE.finditer(page.read_text()))
     result = []
     for block, following in itertools.zip_longest(found, found[1:]):
@@ -50,7 +50,7 @@ def blocks(page: Path) -> list[tuple[str, str | None, int]]:
 
 @functools.cache
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page on GitHub, which numbers the later ones where two headings have the same."""
+    """Return the anchors of a page on GitHub, which numbers the later ones of headings that are the same."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
     slugs = [re.sub(r"[^\w\- ]", "", each.strip().lower()).replace(" ", "-") for each in headings]
     return {f"{each}-{slugs[:i].count(each)}".removesuffix("-0") for i, each in enumerate(slugs)}
@@ -101,19 +101,19 @@ def test_the_reference_lists_each_public_name_once_and_the_index_every_page():
     assert [name_of(page) for page in PAGES if page.parent != ROOT and page != index and page not in linked] == []
 
 
-# --- commands run with exactly the extras that their page has named up to there ---------------------------------------
+# --- commands run with exactly the extras that their page has named so far --------------------------------------------
 
 
 WITH_COMMANDS = [ROOT / "README.md", ROOT / "docs" / "see.md"]
 EXTRAS = re.compile(r'pip install (?:--\S+ )*"?\.\[([\w,]+)\]')
 COMMAND = re.compile(r"^((?:[A-Z_]+=\S+ )*)(?:.* && )?(?:\.venv/bin/)?python -m ([\w.]+)(?: ([^#\n]*))?", re.MULTILINE)
 TINY = "--total-timesteps 64 --num-envs 2 --num-steps 8 --num-minibatches 2 --update-epochs 1 --hidden 8 --no-progress"
-TINY += " --num-seeds 1 --learning-rate 1e-3"  # one program for all
+TINY += " --num-seeds 1 --learning-rate 1e-3"  # all runs share one program
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def commands(page: Path) -> Iterator[tuple[str, list[str], frozenset[str]]]:
-    """Modules of a page with arguments, which make recipes tiny, and the extras that its text has named so far."""
+    """Yield a page's modules with arguments, which make recipes tiny, and the extras that its text has named so far."""
     text = page.read_text()
     for block in FENCE.finditer(text):
         for found in COMMAND.finditer(block[3]) if block[1] == "bash" else ():
@@ -121,12 +121,12 @@ def commands(page: Path) -> Iterator[tuple[str, list[str], frozenset[str]]]:
             if module.startswith("ppo_parts.recipes.") and "--help" not in arguments:
                 named = [] if "--name" in arguments else ["--name", f"{page.stem}{end}"]
                 arguments = [*arguments, *named, *TINY.split()]
-            if module != "pytest":  # which CI runs as it is
+            if module != "pytest":  # CI runs pytest as it is
                 yield module, arguments, frozenset(",".join(EXTRAS.findall(text[:end])).split(","))
 
 
 def installed(extras: frozenset[str]) -> set[str]:
-    """The distributions that the package installs with these extras, and all that they require."""
+    """Return the distributions that the package installs with these extras, and all that they require."""
     found: set[tuple[str, frozenset[str]]] = set()
     left = [Requirement(x) for x in PROJECT["dependencies"]] + [Requirement(f"ppo_parts[{','.join(extras)}]")]
     while left:
@@ -141,7 +141,7 @@ def installed(extras: frozenset[str]) -> set[str]:
             try:
                 required = importlib.metadata.requires(requirement.name) or []
             except importlib.metadata.PackageNotFoundError:
-                continue  # of another platform
+                continue  # it is for another platform
         for other in map(Requirement, required):
             if not other.marker or any(other.marker.evaluate({"extra": extra}) for extra in ("", *asked[1])):
                 left.append(other)
@@ -150,14 +150,14 @@ def installed(extras: frozenset[str]) -> set[str]:
 
 @functools.cache
 def hidden(extras: frozenset[str]) -> set[str]:
-    """The modules that are installed here, but not with these extras."""
+    """Return the modules that are installed here, but would not be with these extras."""
     kept = installed(extras)
     modules = importlib.metadata.packages_distributions().items()
     return {module for module, owners in modules if kept.isdisjoint(map(canonicalize_name, owners))}
 
 
 def test_commands_run_with_the_extras_that_the_page_has_named(tmp_path):
-    """With tiny runs, and packages that are installed here, but hidden; each with the fewest extras only."""
+    """Run each command with only the fewest extras, in a tiny run, while other installed packages are hidden."""
     for name in ("ppo_parts", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     rows: list[dict[str, Any]] = []

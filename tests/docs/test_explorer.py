@@ -1,5 +1,5 @@
-"""The extensions of the pages: the chain explorer and the figures by hand have the rules and numbers of the package,
-and the thumbnails of the gallery have a place, and show what the records have.
+"""The extensions of the pages: the chain explorer and the handwritten figures have the package's rules and numbers,
+and the thumbnails of the gallery have a place, and show what the records contain.
 """
 
 import functools
@@ -27,7 +27,7 @@ SCRIPT = ROOT / "docs" / "_static" / "site.js"
 
 @functools.cache
 def table():
-    """What the page is given, after a journey through JSON."""
+    """Return what the page gets, after a round trip through JSON."""
     return json.loads(json.dumps(explorer.table(lambda text, display: text)))
 
 
@@ -37,7 +37,7 @@ def parts_of(names):
 
 @functools.cache
 def built(name):
-    """The part that the text of the page makes."""
+    """Make the part that the text on the page makes."""
     part = table()["parts"][name]
     return evaluated("\n".join(["import ppo_parts as pp", *part["definitions"], f"part = {part['call']}"]), "part")
 
@@ -49,7 +49,7 @@ def evaluated(text, name):
 
 
 def run_script(expression, given):
-    """Evaluate an expression of `given` and of the functions of the site's script, which sees no document."""
+    """Evaluate an expression of `given` and of the functions in the site's script, which sees no document."""
     if shutil.which("node") is None:
         pytest.skip("node is not installed")
     code = f"((module, document) => {{ {SCRIPT.read_text()}; Object.assign(globalThis, module.exports) }})({{}});"
@@ -65,7 +65,7 @@ def test_the_explorer_has_every_public_part():
 
 
 def random_chains():
-    """Chains of parts: any, some that are roughly in order, and some that differ little from one that is accepted."""
+    """Yield random chains: any, some roughly in order, and some that differ little from an accepted one."""
     draw, names, base = random.Random(0), sorted(table()["parts"]), table()["measured"]["rows"][0]["chain"]
     order = {"first": 0, "before_sampler": 1, "anywhere": 2, "after_sampler": 3}
     for index in range(1000):
@@ -81,7 +81,7 @@ def random_chains():
 
 
 def message(make, *given):
-    """The error that the package raises."""
+    """Return the error that the package raises, if any."""
     try:
         make(*given)
     except pp.errors.UserValueError as error:
@@ -91,7 +91,7 @@ def message(make, *given):
 
 @functools.cache
 def judged():
-    """Random chains and the errors of the package."""
+    """Return random chains and the errors that the package raises."""
     return {tuple(names): message(pp.chain, *map(built, names)) for names in random_chains()}
 
 
@@ -106,7 +106,7 @@ def test_the_script_applies_the_rules_each_of_which_is_an_error_of_chain():
 
 
 def random_declarations():
-    """A sampler and parts that declare a few fields at random, in which each rule of `learner` often matters."""
+    """Yield a sampler and parts that declare a few random fields, for which each rule of `learner` often matters."""
     draw, fields = random.Random(1), ("value", "value", "value", "mask", "weight", "extras", "extras.own")
     for _ in range(1000):
         parts = [explorer.stub("sampler", divides=True, reads=())]
@@ -175,7 +175,7 @@ def test_gae_by_hand_is_that_of_functional(by_time_limit):
 
 
 def places(text):
-    """The headings of a page, and the first cells of its tables, without links."""
+    """Return the headings of a page, and the first cells of its tables, without links."""
     found = re.findall(r"^(?:## |\| )(.*?)(?: \|.*)?$", text, re.MULTILINE)
     return {re.sub(r"\[([^]]*)]\([^)]*\)", r"\1", each) for each in found}
 
@@ -198,6 +198,6 @@ def test_a_thumbnail_draws_one_dot_per_seed():
     assert re.findall(r'circle class="(\w+)" cx="([\d.]+)"', drawn) == [
         *4 * [("mine", "31.5"), ("mine", "88.5")], *4 * [("other", "3.0"), ("other", "117.0")],
     ]  # fmt: skip
-    wide = thumbnails.strip("a task", [1.0, 3.0], [0.0, 4.0])  # intervals that pass the seeds are in the drawing
+    wide = thumbnails.strip("a task", [1.0, 3.0], [0.0, 4.0])  # it includes intervals that are wider than the seeds
     assert re.findall(r'"other" d="M([\d.]+) [\d.]+H([\d.]+)M', wide) == [("3.0", "117.0")]
     assert "mean 2.0; below it plain PPO, mean 2.0" in drawn

@@ -1,7 +1,7 @@
-"""The gallery: the lines of its tables build what they say, and the code of its cards, run by the learner, equals loops
-written by hand, in plain JAX and float64: explicit losses, `jax.grad` and gradient descent.
+"""The gallery: the lines of its tables build what they say, and the code of its cards, run by the learner, equals
+handwritten loops in plain JAX and float64: explicit losses, `jax.grad` and gradient descent.
 
-Nothing of the package is in the loops. Cards that only set the arguments of parts are left to the tests of those parts.
+The loops use nothing of the package. Cards that only set arguments of parts are left to the tests of those parts.
 """
 
 import dataclasses
@@ -32,31 +32,31 @@ MINIBATCHES = np.random.default_rng(3).permutation(TIME * SEGMENTS).reshape(2, -
 
 
 def given(pipeline, axis="step", indices=MINIBATCHES):
-    """The chain of a card with minibatches that the loop by hand can have, too."""
+    """Give a card's chain minibatches that the handwritten loop can have, too."""
     known = pp.given_indices(indices, axis)
     return pp.chain(*(known if isinstance(part, type(known)) else part for part in pipeline.parts))
 
 
 def train(pipeline, params, batches, evaluate=categorical, optimizer=None):
-    """One update for each batch: the last state and all metrics."""
+    """Update once for each batch; return the last state and all metrics."""
     state, *metrics = run(pipeline, *batches, params=params, policy=evaluate, optimizer=optimizer or optax.sgd(RATE))
     return state, metrics
 
 
 def assert_equal(actual, expected):
-    """In double precision, where nothing but the order of sums differs."""
+    """Check equality in double precision, where only the order of sums differs."""
     assert {x.dtype for x in jax.tree.leaves(actual)} == {jnp.dtype(float)}
     assert_close(actual, expected, 1e-9, 1e-9)
 
 
 def check(element, pipeline, params, batches, steps, evaluate=categorical):
-    """Updates of the chain are steps down the mean of `element(params, d)`, `d` one of the minibatches `steps`."""
+    """Check that updates descend the mean of `element(params, d)`, where `d` is each of the minibatches `steps`."""
     state, metrics = train(pipeline, params, batches, evaluate)
     assert_equal(state.params, descend(element, params, steps))
     return metrics
 
 
-# --- what loops by hand are made of -----------------------------------------------------------------------------------
+# --- what handwritten loops are made of -------------------------------------------------------------------------------
 
 
 def double(seed=0, **options):
@@ -68,7 +68,7 @@ def linear_params(seed=0):
 
 
 def normal(shapes, seed, scale=1.0):
-    """Parameters of these shapes, in double precision."""
+    """Draw parameters of these shapes in double precision."""
     rng = np.random.default_rng(seed)
     return {name: jnp.asarray(scale * rng.normal(size=shape)) for name, shape in shapes.items()}
 
@@ -78,7 +78,7 @@ def in_double(tree):
 
 
 def data_of(batch, **more):
-    """A rollout as plain arrays `[T * N, ...]`."""
+    """Return a rollout as plain arrays `[T * N, ...]`."""
     fields = {name: getattr(batch, name) for name in ("obs", "action", "log_prob", "value", "reward")}
     fields["mask"] = np.ones(batch.log_prob.shape) if batch.mask is None else batch.mask
     return {name: np.asarray(x).reshape(-1, *np.shape(x)[2:]) for name, x in (fields | more).items() if x is not None}
@@ -90,7 +90,7 @@ def gae_of(batch, gamma=0.99, gae_lambda=0.95, **other):
 
 
 def estimated(batch, gamma=0.99, gae_lambda=0.95, **more):
-    """The same with the advantages and targets of the reference."""
+    """Return the same with the advantages and targets of the reference."""
     advantage, target = gae_of(batch, gamma, gae_lambda)
     return data_of(batch, **{"advantage": advantage, "target": target, **more})
 
@@ -100,13 +100,13 @@ def cut(data, minibatches=MINIBATCHES):
 
 
 def rows_of(segments, number=SEGMENTS):
-    """The rows of minibatches of segments."""
+    """Return the rows of minibatches of segments."""
     return [np.add.outer(np.arange(TIME) * number, some).ravel() for some in segments]
 
 
 @functools.cache
 def slope_of(element):
-    """The gradient of the mean, compiled once for all steps; what differs between them has to be an entry of `d`."""
+    """Return the gradient of the mean, compiled once for all steps; what differs between steps must be in `d`."""
     return jax.jit(jax.grad(lambda params, d: jnp.average(element(params, d), weights=d["mask"])))
 
 
@@ -126,7 +126,7 @@ def chosen(logits, action):
 
 
 def kl_of(first, second):
-    """The divergence of two categorical distributions, from their logits."""
+    """Return the divergence of two categorical distributions from their logits."""
     return jnp.sum(jax.nn.softmax(first) * (jax.nn.log_softmax(first) - jax.nn.log_softmax(second)), axis=-1)
 
 
@@ -139,7 +139,7 @@ def clipped(ratio, advantage, low=0.2, high=0.2):
 
 
 def ppo(logits, value, d, entropy=0.01, critic=0.25, eps=0.2, normalize=True):
-    """What PPO's three losses sum to, of each element; `d` may have clips of its own."""
+    """Return the sum of PPO's three losses for each element; `d` may have its own clips."""
     advantage = normalized(d["advantage"], d["mask"]) if normalize else d["advantage"]
     policy = clipped(ratio_of(logits, d), advantage, d.get("low", eps), d.get("high", eps))
     minus_entropy = jnp.sum(jax.nn.softmax(logits) * jax.nn.log_softmax(logits), axis=-1)
@@ -162,7 +162,7 @@ def value_loss(value, d):
 
 
 def lines(page):
-    """The code in the tables of a page."""
+    """Return the code in the tables of a page."""
     rows = re.findall(r"^\|.*\|$", FENCE.sub("", (ROOT / page).read_text()), re.MULTILINE)
     return [code for row in rows for code in re.findall(r"`((?:pp|optax)\.[^`]*\(.*?\))`", row)]
 
@@ -170,7 +170,7 @@ def lines(page):
 @pytest.mark.parametrize("page", ["docs/gallery/README.md", "docs/tokens.md"])
 def test_lines_build_parts_and_transformations(page):
     names = {"pp": pp, "optax": optax, "F": pp.functional}
-    exec(blocks(ROOT / page)[0][0], names)  # the names that the lines use
+    exec(blocks(ROOT / page)[0][0], names)  # the lines use these names
     found = lines(page)
     assert len(found) >= 20
     for line in found:
@@ -215,7 +215,7 @@ def test_trgppo_equals_a_loop_by_hand():
 
 
 def drawn(batch, actions, draw):
-    """A batch with continuous actions and the keys of a policy that draws, and what it draws with each of them."""
+    """Add continuous actions to a batch, and keys of a policy that draws; return what it draws with each key, too."""
     keys = jax.random.split(KEY, (TIME, SEGMENTS))
     action = jnp.asarray(np.random.default_rng(6).normal(size=(TIME, SEGMENTS, actions)))
     numbers = jax.vmap(jax.vmap(draw))(keys)
@@ -270,7 +270,7 @@ def test_drac_equals_a_loop_by_hand():
         augmented = kl_of(old_logits, new_logits) + 0.5 * (old_value - new_value) ** 2
         return ppo(*linear(params, d), d) + 0.1 * augmented
 
-    pipeline = given(module.drac(module.random_amplitude(1.5, 1.5)))  # a factor that the loop can have, too
+    pipeline = given(module.drac(module.random_amplitude(1.5, 1.5)))  # the loop can have this factor, too
     metrics = check(element, pipeline, linear_params(), [batch], cut(estimated(batch, gamma=0.999)))
     assert metrics[0]["augmented_kl"] > 0
 
@@ -290,7 +290,7 @@ def test_sam_equals_a_loop_by_hand():
 
 @pytest.mark.parametrize(("max_kl", "damping", "backtracks"), [(1e-3, 0.1, 0), (0.02, 1e-3, 1)])
 def test_trpo_equals_a_step_by_hand(max_kl, damping, backtracks):
-    """With the Hessian as a matrix; the step with the larger radius is shortened."""
+    """The reference uses the Hessian as a matrix; the step with the larger radius is shortened."""
     params = linear_params()
     batch = double(behavior=params)
     batch = batch.replace(behavior=pp.distributions.Categorical(batch.obs @ params["policy"]))
@@ -316,7 +316,7 @@ def test_trpo_equals_a_step_by_hand(max_kl, damping, backtracks):
 
 
 def test_redo_equals_a_step_by_hand():
-    """Every unit is dormant, so that all parameters and moments are reset before a step of Adam, its second."""
+    """Every unit is dormant, so all parameters and moments are reset before the second step of Adam."""
     module, batch = load_card("updates", "Dormant units"), double(masked=False)
     params = normal({"hidden": (OBS, 5), "policy": (5, ACTIONS), "value": (5,)}, 0)
     whole, part = MINIBATCHES.reshape(1, -1), module.redo(share=1e9, every=2)
@@ -328,7 +328,7 @@ def test_redo_equals_a_step_by_hand():
     update = jax.jit(lambda rate, state: learner(rate).update(KEY, state, batch)[0])
     kept, first = (update(rate, learner(0.1).init(params)) for rate in (0.0, 0.1))
     reset, second = update(0.0, kept), update(0.1, first)
-    assert_equal(kept.params, params)  # not due
+    assert_equal(kept.params, params)  # the reset is not due
     assert float(jnp.min(jnp.abs(reset.params["hidden"] - params["hidden"]))) > 0
     assert jax.tree.all(jax.tree.map(lambda x: bool(jnp.all(x == 0)), {**reset.params, "hidden": jnp.zeros(1)}))
     assert float(jnp.min(jnp.abs(first.opt_state[0].mu["hidden"]))) > 0
@@ -383,7 +383,7 @@ def test_geppo_equals_a_loop_by_hand():
 
 
 def test_imagination_equals_a_loop_by_hand():
-    """The model's gradient step, its environment, and the policy's update on what was imagined."""
+    """Compare the model's gradient step, its environment, and the policy's update on what was imagined."""
     module, batch = load_card("updates", "Learning in imagination"), double().replace(mask=None)
     batch = batch.replace(action=batch.action % 2)
     model = normal({"change": (OBS + 2, OBS), "reward": OBS + 2}, 3, 0.1)
@@ -402,7 +402,7 @@ def test_imagination_equals_a_loop_by_hand():
     improve = jax.jit(functools.partial(module.improve, learner, categorical, num_envs=SEGMENTS))
     (state, _), learned, dreamed = improve(KEY, learner.init(params), model, batch)
     assert_equal(learned, optax.tree.add_scale(model, -0.1, jax.grad(error)(model)))
-    assert np.isclose(dreamed.obs[0][:, None], batch.obs.reshape(1, -1, OBS)).all(-1).any(1).all()  # begin in what was
+    assert np.isclose(dreamed.obs[0][:, None], batch.obs.reshape(1, -1, OBS)).all(-1).any(1).all()  # they begin there
     known = known_of(dreamed)
     np.testing.assert_allclose(dreamed.obs[1:], (dreamed.obs + known @ learned["change"])[:-1], rtol=1e-5)
     np.testing.assert_allclose(dreamed.reward, known @ learned["reward"], rtol=1e-5, atol=1e-6)
@@ -448,20 +448,20 @@ def test_group_advantages_equal_a_loop_by_hand(name):
     def element(params, d):
         log_prob = chosen(d["obs"] @ params["policy"], d["action"])
         if name == "rloo":
-            return -d["advantage"] * d["length"] * log_prob  # a sum over the steps of a sequence
+            return -d["advantage"] * d["length"] * log_prob  # the sum over the steps of a sequence
         to_reference = chosen(d["obs"] @ reference_policy, d["action"]) - log_prob
         kl = jnp.exp(to_reference) - to_reference - 1
         return clipped(jnp.exp(log_prob - d["log_prob"]), d["advantage"]) + 0.04 * kl
 
     reference_policy = params["policy"]
-    weight = (np.arange(TIME)[:, None] < length) / length  # with which a mean over steps is one over sequences
+    weight = (np.arange(TIME)[:, None] < length) / length  # with these weights, a mean over steps is one over sequences
     each = {"advantage": advantage, "length": length}
     d = data_of(batch, mask=weight, **{key: np.broadcast_to(x, weight.shape) for key, x in each.items()})
     order = [[5, 0, 3, 6], [1, 7, 2, 4]]
     grpo, rloo = given(module.grpo, "segment", order), module.rloo
     pipeline, steps = (grpo, cut(d, rows_of(order, segments))) if name == "grpo" else (rloo, [d])
     [metrics] = check(element, pipeline, params, [batch], steps, module.evaluate)
-    assert "nonfinite/value" not in metrics  # there is none
+    assert "nonfinite/value" not in metrics  # there are no values
 
 
 def test_ppg_equals_a_loop_by_hand():
@@ -471,7 +471,7 @@ def test_ppg_equals_a_loop_by_hand():
     batches = [double(seed) for seed in range(4)]
     kept = {"obs": "obs", "action": "action", "log_prob": "log_prob", "target": "value", "mask": "mask"}
     like = jax.eval_shape(lambda b: pp.Batch(**{name: getattr(b, x) for name, x in kept.items()}), batches[0])
-    # One minibatch: the order within it does not matter.
+    # There is one minibatch, so the order within it does not matter.
     pipeline = module.phasic(like, num_rollouts=every, num_minibatches=1, auxiliary_epochs=epochs)
     rates = {"policy": 0.3, "value": 0.2, "auxiliary": 0.1}
 
@@ -549,7 +549,7 @@ def test_popart_writes_the_statistics_and_keeps_the_values():
 
 
 def two_streams(seed):
-    """Parameters and a batch with a cost and a critic for each of two streams, and their advantages and targets."""
+    """Return parameters, a batch with a cost and a critic for each of two streams, and their advantages and targets."""
     batch, rng = double(seed), np.random.default_rng(seed)
     values = {name: jnp.asarray(rng.normal(size=(TIME, SEGMENTS, 2))) for name in ("value", "next_value")}
     cost = jnp.asarray(rng.uniform(seed, 1, size=batch.reward.shape))
@@ -569,7 +569,7 @@ def with_two_critics(params, d):
 
 def test_lagrangian_equals_a_loop_by_hand():
     module, limit, multipliers, batches, steps = load_card("values", "Constraints", 1), 0.45, [0.0], [], []
-    for seed in range(2):  # the cost is above the limit at last
+    for seed in range(2):  # at the end, the cost is above the limit
         params, batch, advantage, target = two_streams(seed)
         above = float(jnp.average(batch.extras["cost"], weights=batch.mask)) - limit
         multipliers.append(last := max(0.0, multipliers[-1] + 0.1 * above))
@@ -652,7 +652,7 @@ def test_rnd_equals_a_loop_by_hand():
         _, batch, _ = jax.jit(module.rollout.collect)(KEY, single, module.rollout.init(KEY))
     batch = in_double(batch)
     keep = np.random.default_rng(1).random((steps, envs)) < 0.7
-    batch = batch.replace(terminated=batch.terminated.at[3, 1].set(True), mask=keep)  # with an end to look beyond
+    batch = batch.replace(terminated=batch.terminated.at[3, 1].set(True), mask=keep)  # an end to look beyond
     np.testing.assert_allclose(batch.extras["value_intrinsic"], batch.obs @ params["value_intrinsic"], rtol=1e-4)
 
     minibatches = np.random.default_rng(0).permutation(steps * envs).reshape(2, -1)
@@ -660,7 +660,7 @@ def test_rnd_equals_a_loop_by_hand():
     learner = pp.learner(module.evaluate, pipeline, optax.sgd(0.01))
     states = (learner.init(params, key) for key in (KEY, jax.random.key(1)))
     target, other = (pp.part_state(state, pipeline, "rnd_reward").target for state in states)
-    assert not np.allclose(target["out"], other["out"])  # each seed has its own
+    assert not np.allclose(target["out"], other["out"])  # each seed has its own network
 
     def embed(network, obs):
         return jnp.tanh(obs @ network["hidden"]) @ network["out"]
@@ -743,7 +743,7 @@ def test_nnx_equals_a_loop_by_hand():
 
 
 def remembered(module, **fields):
-    """A rollout of the page's observations, with resets where episodes end."""
+    """Make a rollout of the page's observations, with resets where episodes end."""
     rng, batch = np.random.default_rng(7), double()
     obs = jnp.asarray(rng.normal(size=(TIME, SEGMENTS, module.OBS)))
     ended = (rng.random(size=(TIME, SEGMENTS)) < 0.2).astype(float)
@@ -764,7 +764,7 @@ def test_attention_equals_a_loop_by_hand():
     obs, reset, past, episode = (np.asarray(x) for x in (batch.obs, batch.reset, carry["obs"], carry["episode"]))
     history = np.concatenate([past, np.swapaxes(obs, 0, 1)], axis=1)
     episode = np.concatenate([episode, episode[:, -1:] + np.cumsum(reset, axis=0).T], axis=1)
-    back = np.arange(TIME)[:, None] + np.arange(window)  # of each step, the last of which is its own
+    back = np.arange(TIME)[:, None] + np.arange(window)  # the steps that each step sees, of which the last is its own
     seen, visible = (np.swapaxes(x[:, back], 0, 1) for x in (history, episode))
     visible = visible == visible[..., -1:]
     assert 0.2 < np.mean(visible) < 0.9
@@ -782,7 +782,7 @@ def test_attention_equals_a_loop_by_hand():
 
     evaluate, values = jax.jit(module.evaluate), []
     whole = evaluate(params, pp.Batch(obs=obs, reset=reset, carry=carry))
-    for t in range(TIME):  # a step at a time, as the rollout acts, is the same
+    for t in range(TIME):  # stepping one at a time, as the rollout does, is the same
         output = evaluate(params, pp.Batch(obs=obs[t : t + 1], reset=reset[t : t + 1], carry=carry))
         values, carry = [*values, output.value[0]], output.carry
     np.testing.assert_allclose(np.stack(values), whole.value, rtol=1e-9)
@@ -810,7 +810,7 @@ def test_burn_in_equals_a_loop_by_hand():
                 states += [h] if t >= first else []
         return linear(params, {"obs": jnp.concatenate(states)})
 
-    # One minibatch: the order within it does not matter.
+    # There is one minibatch, so the order within it does not matter.
     pipeline = module.chunked(length, burn_in, num_minibatches=1, num_epochs=epochs)
     check(ppo_of(network), pipeline, params, [batch], [estimated(batch)] * epochs, module.policy)
 
@@ -853,7 +853,7 @@ def test_options_equal_a_loop_by_hand():
 
 
 def test_level_replay_equals_a_loop_by_hand(monkeypatch):
-    """Episodes in the maze, the scores of their levels, and which levels are kept."""
+    """Compare episodes in the maze, the scores of their levels, and the levels that are kept."""
     monkeypatch.setattr(training.Train, "shapes", None)  # whole runs are traced where the page runs
     module = load_card("levels", "Prioritized Level Replay")
     vars(module).update(K=6, M=3, P=0.5)
@@ -866,7 +866,7 @@ def test_level_replay_equals_a_loop_by_hand(monkeypatch):
         state, batch, _ = jax.device_get(collect(jax.random.key(count), params, state))
         after = optax.tree.get(state, "shared")
         level, value, obs = batch.extras["level"], batch.value, batch.obs
-        np.testing.assert_array_equal(level[0], playing)  # as the last rollout left them
+        np.testing.assert_array_equal(level[0], playing)  # these are as the last rollout left them
         playing = state.env_state.inner.number
         walls, goal, cell = np.moveaxis(obs.reshape(*level.shape, 3, -1), 2, 0)
         goal, cell = goal.argmax(-1), cell.argmax(-1)
@@ -921,7 +921,7 @@ def test_pqn_equals_a_loop_by_hand():
 
 
 def test_action_chunks_equal_steps_by_hand():
-    """Three actions at once, until the end of the episode at 2, from there and from a step before."""
+    """Compare three actions at once, which stop when the episode ends at 2, with single steps."""
     module, gamma = load_card("networks", "Action chunks"), 0.9
 
     def step(key, x, action):
@@ -945,7 +945,7 @@ def test_action_chunks_equal_steps_by_hand():
 
 
 def test_trials_keep_their_task_and_show_what_happened():
-    """Episodes of one or two steps of a task with a hidden number."""
+    """Compare episodes of one or two steps of a task with a hidden number."""
 
     def step(key, task, state, action):
         return envs.Step(state + 1, task[None] + state, reward=task * action, terminated=(state + 1) * action >= 2)
@@ -968,7 +968,7 @@ def test_trials_keep_their_task_and_show_what_happened():
 
 @jax.enable_x64(False)
 def test_a_pool_plays_the_opponents_that_win_most():
-    """The second of three never takes two matches, and the third always does; the first is always beaten."""
+    """The second opponent never takes two matches, the third always does, and the first is always beaten."""
     module = load_card("self_play", "A pool of opponents", 1)
     module.__dict__.update(vars(load_card("self_play", "A game of your own", 1)))
 
@@ -979,12 +979,12 @@ def test_a_pool_plays_the_opponents_that_win_most():
     pool = {"params": logits, "beaten": jnp.array([1.0, 0.5, 0.0])}
     env = module.against_pool(policy, pool)
     state, _ = env.reset(KEY, 500)
-    found = jax.jit(env.step)(KEY, state, jnp.zeros(500, int))  # one match of five is taken, four are left
+    found = jax.jit(env.step)(KEY, state, jnp.zeros(500, int))  # one match of five is taken, so four are left
     index = np.asarray(found[1].info["opponent"])
     np.testing.assert_allclose(np.bincount(index, minlength=3) / 500, [0, 0.2, 0.8], atol=0.06)
     left = np.argmax(found[1].obs.obs, axis=-1)
     np.testing.assert_array_equal(left, np.where(index == 1, 3, 2))
-    last = jax.jit(env.step)(KEY, found[0], jnp.ones(500, int))[1]  # takes the last two, or leaves one
+    last = jax.jit(env.step)(KEY, found[0], jnp.ones(500, int))[1]  # it takes the last two, or leaves one
     np.testing.assert_array_equal(last.reward, np.where(index == 2, 1.0, -1.0))
     assert last.terminated.all()
     with jax.enable_x64(True):

@@ -1,4 +1,4 @@
-"""Environments whose every number is known, in JAX and on the host, which tests of several files play."""
+"""Environments whose every number is known, in JAX and on the host, for the tests of several files."""
 
 import gymnasium
 import jax
@@ -15,7 +15,7 @@ AGENTS, EPISODE = 2, 4
 
 
 def clock(limit, kind="truncated"):
-    """Everything known: obs = reward = time in the episode, which ends at the limit of each environment."""
+    """Make an environment with obs = reward = time in the episode, which ends at each environment's limit."""
 
     def reset(key, num_envs):
         time = jnp.zeros((num_envs, 1))
@@ -34,12 +34,12 @@ def clock(limit, kind="truncated"):
 
 
 def uniform(params, batch):
-    """A policy of two actions whose value is the first entry of the observation, times its parameter."""
+    """Act uniformly with two actions; the value is the first entry of the observation times the parameter."""
     return Categorical(jnp.zeros((*batch.obs.shape[:-1], 2))), params * batch.obs[..., 0]
 
 
 def echo(space):
-    """The observation is the action that arrived."""
+    """Make an environment whose observation is the action that arrived."""
     dtype = jnp.int32 if envs.is_discrete(space) else jnp.float32
 
     def step(key, state, action):
@@ -51,7 +51,7 @@ def echo(space):
 
 
 def altered(env, **changes):
-    """The environment with transitions of which some fields are functions of what they were."""
+    """Change fields of an environment's transitions; each change is a function of the transition."""
 
     def step(*given):
         state, out = env.step(*given)
@@ -61,7 +61,7 @@ def altered(env, **changes):
 
 
 def bit_game(mortal=False):
-    """Each agent sees a bit; agent i is paid 1 for playing it, agent 1 for playing the other one.
+    """Make a game in which each agent sees a bit; agent 0 is paid 1 for playing it, agent 1 for playing the other.
 
     Episodes end after four steps, by a time limit. Shared networks have to know which agent they play for. If `mortal`,
     agent 1 is gone after its second step.
@@ -91,9 +91,9 @@ def bit_game(mortal=False):
 
 
 class Scripted(gymnasium.Env):
-    """Obs = (episode, time); reward = 10 * episode + time + 1; ends after `limit` steps, by turns in two ways.
+    """obs = (episode, time); reward = 10 * episode + time + 1; ends after `limit` steps, alternating between two ways.
 
-    Functions of the environment: `see`, for other observations; `info`; and `act`, before a step does anything.
+    `see`, `info` and `act` are functions of the environment: other observations, the info, what a step does first.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -127,7 +127,7 @@ class Scripted(gymnasium.Env):
 
 
 def host(*made, mode=AutoresetMode.SAME_STEP, **settings):
-    """An `Env` of functions that make environments, or of environments, however many are asked for.
+    """Make an `Env` of functions that make environments, or of environments, however many are requested.
 
     Each step overwrites the observations of the one before.
     """
@@ -136,7 +136,7 @@ def host(*made, mode=AutoresetMode.SAME_STEP, **settings):
 
 
 def by_name(make, settings="", **more):
-    """An `Env` of `envs.make`, of what the function makes."""
+    """Make an `Env` of what the function makes, by its name with `envs.make`."""
     gymnasium.register("Fake-v0", make)
     try:
         return envs.make(f"gym:Fake-v0{settings}", **more)

@@ -1,4 +1,4 @@
-"""Multi-agent environments: rollouts, masks, layouts, evaluation, on a game whose solution is known; and JaxMARL's."""
+"""Multi-agent environments: rollouts, masks, layouts, and evaluation on a game with a known solution; and JaxMARL's."""
 
 import collections
 import dataclasses
@@ -22,7 +22,7 @@ SMALL = ippo.Config(total_timesteps=8 * 16 * 60, num_envs=8, num_steps=16, hidde
 
 
 def test_the_game_is_solved():
-    """By networks that agents share, which remember, and a critic that sees all of them."""
+    """Agents share recurrent networks, and a critic sees all agents."""
     layout = {"critic": "central", "agent_id": True, "memory": "gru", "num_steps": 8}
     config = dataclasses.replace(SMALL, actor_learning_rate=0.01, critic_learning_rate=0.01, **layout)
     train = ippo.make_train(config, bit_game())
@@ -52,7 +52,7 @@ def test_a_rollout_has_an_axis_of_agents():
     assert float(metrics["episode_length"]) == 4
 
 
-def test_clipping_per_agent_is_each_agents_own():
+def test_per_agent_transformations_treat_agents_separately():
     clip, updates = optax.clip_by_global_norm(1.0), {"w": jnp.array([[30.0, 40.0], [0.3, 0.4]])}
     optimizer = pp.agents.per_agent(clip)
     clipped, _ = optimizer.update(updates, optimizer.init(updates))
@@ -65,7 +65,7 @@ def test_clipping_per_agent_is_each_agents_own():
     scaled, _ = step.update(updates, step.init(updates), step=jnp.array(2))
     np.testing.assert_allclose(scaled["w"], -0.2 * updates["w"], rtol=1e-6)
     own = optax.GradientTransformationExtraArgs(lambda p: (), lambda u, s, p=None, *, grad=None: (grad or u, s))
-    kept, _ = pp.agents.per_agent(own).update(updates, (), grad={"w": 0 * updates["w"]})  # that of all agents
+    kept, _ = pp.agents.per_agent(own).update(updates, (), grad={"w": 0 * updates["w"]})  # `grad` is that of all agents
     np.testing.assert_array_equal(kept["w"], updates["w"])
 
 
@@ -86,13 +86,13 @@ def test_folded_agents_are_environments_of_their_own():
 
 
 def showing(agents, shape):
-    """An environment that shows zeros of this shape to each agent."""
+    """Make an environment that shows each agent zeros of this shape."""
     reset = lambda key, num_envs: ((), envs.Observation(jnp.zeros((num_envs, agents, *shape))))  # noqa: E731
     return envs.Env(reset, None, envs.Box(shape), envs.Discrete(2), None, num_agents=agents)
 
 
 def test_agents_are_folded_without_a_change_of_observations_or_with_a_number_appended():
-    """Then a policy can be exported: there is nothing to apply to an observation."""
+    """Then a policy can be exported, because there is nothing to apply to an observation."""
     env = showing(1, (3,))
     for agent_id in (False, True):
         folded = envs.fold_agents(env._replace(act=jnp.negative), agent_id=agent_id)
@@ -155,7 +155,7 @@ def test_the_recipe_normalizes_with_the_statistics_of_its_networks(monkeypatch):
     assert not hasattr(jax.eval_shape(plain.init, jax.random.key(0)).rollout.env_state, "moments")
 
 
-# --- JaxMARL: a stand-in that has its interface, and the real ones where they are installed ---------------------------
+# --- JaxMARL: a stand-in with its interface, and the real environments where they are installed -----------------------
 
 
 class Dwindling:
@@ -204,7 +204,7 @@ def test_dicts_by_agent_become_arrays_and_agents_that_leave_are_absent_until_the
     assert (env.num_agents, env.observation_space.shape, env.action_space.n) == (2, (2,), 3)
     obs, out = played(env, 6, [2, 1])
     assert obs.obs.shape == (3, 2, 2)
-    np.testing.assert_array_equal(out.obs.obs[0, 0], [[1, -1], [1, 0]])  # padded with zeros
+    np.testing.assert_array_equal(out.obs.obs[0, 0], [[1, -1], [1, 0]])  # the second agent's is padded with zeros
     np.testing.assert_array_equal(obs.available[0], [[1, 1, 1], [1, 1, 0]])
     np.testing.assert_array_equal(out.reward[0, 0], [2, 10])
     np.testing.assert_array_equal(out.ended[:, 0], [0, 0, 0, 1, 0, 0])
@@ -213,16 +213,16 @@ def test_dicts_by_agent_become_arrays_and_agents_that_leave_are_absent_until_the
     np.testing.assert_array_equal(out.terminated[:2, 0, 1], [0, 1])
     assert not out.truncated.any()
     np.testing.assert_array_equal(out.final_obs.obs[3, 0, 0], [4, -4])
-    np.testing.assert_array_equal(out.obs.obs[3, 0, 0], [0, 0])  # the first of a new episode
+    np.testing.assert_array_equal(out.obs.obs[3, 0, 0], [0, 0])  # the first observation of a new episode
     np.testing.assert_array_equal(out.episode_length[:, 0], [1, 2, 3, 4, 1, 2])
-    np.testing.assert_array_equal(out.reward[:4, 0, 1], [10, 10, 0, 0])  # it is still given 10
+    np.testing.assert_array_equal(out.reward[:4, 0, 1], [10, 10, 0, 0])  # the last step still pays 10
     np.testing.assert_array_equal(out.episode_return[3, 0], [8, 20])
     jax.effects_barrier()
-    assert len(dwindling.resets) == 2  # at first, and in the one step in which an episode ended
+    assert len(dwindling.resets) == 2  # once at first, and once in the only step in which an episode ended
 
 
 def test_a_time_limit_is_what_the_caller_says():
-    """An agent that is gone as the time is up has died, then or before."""
+    """An agent that is gone when the time is up has died, then or earlier."""
     for end in (4, 2):
         env = envs.from_jaxmarl(Dwindling(end), timed_out=lambda state: state["time"] == end)  # noqa: B023
         _, out = played(env, end, [0, 0])
@@ -237,7 +237,7 @@ SimpleState = collections.namedtuple("SimpleState", "time falls info")
 
 
 class MABraxEnv(Dwindling):
-    """Ends by a fall after 2 steps, or by the time limit of Brax's wrapper after 4, when its state says so."""
+    """An episode ends by a fall after 2 steps or, if its state says so, by the time limit of Brax's wrapper after 4."""
 
     auto_reset = False
 
@@ -264,7 +264,7 @@ def test_mabrax_truncates_where_brax_does():
 
 
 def changed(**spaces):
-    """An environment whose spaces are those of each agent."""
+    """Make an environment whose spaces are those of each agent."""
     functions = {name: (lambda self, agent, of=of: of[agent]) for name, of in spaces.items()}
     return type("Dwindling", (Dwindling,), functions)()
 
@@ -288,13 +288,13 @@ test_what_does_not_fit_into_arrays_is_refused = refused(
 
 
 def the_dead_are_paid(out):
-    """The first to die in SMAX is credited with what its team does later, as in JaxMARL's own baselines."""
+    """Like JaxMARL's own baselines, SMAX credits the first to die with what its team does later."""
     moving = np.asarray(out.obs.available[..., 0])
     ended = np.asarray(out.ended)[..., None]
-    assert np.any(~moving & ~ended & np.any(moving, axis=-1, keepdims=True))  # some were dead while others were not
+    assert np.any(~moving & ~ended & np.any(moving, axis=-1, keepdims=True))  # some were dead while others lived
     assert out.mask is None
     assert set(out.info) == {"won"}
-    assert not np.any(np.asarray(out.info["won"]) & ended[..., 0])  # whoever walks into the wall dies
+    assert not np.any(np.asarray(out.info["won"]) & ended[..., 0])  # an agent that walks into the wall dies
     np.testing.assert_array_equal(out.terminated | out.truncated, np.broadcast_to(ended, moving.shape))
 
 
@@ -307,7 +307,7 @@ def nothing_can_be_done_outside_the_room(out):
 
 REAL = {
     "switch_riddle": ((3, 2), (3, 3), nothing_can_be_done_outside_the_room),
-    "SMAX/3m": ((3, 75), (3, 8), the_dead_are_paid),  # all walk into the wall
+    "SMAX/3m": ((3, 75), (3, 8), the_dead_are_paid),  # all agents walk into the wall
 }
 
 
@@ -341,7 +341,7 @@ test_names_that_are_unknown_or_cannot_be_played_are_refused = refused(
 
 
 def test_an_environment_can_be_made_while_tracing():
-    """As a sweep does, which makes its run inside a vmapped function."""
+    """A sweep does so, because it makes its run inside a vmapped function."""
     pytest.importorskip("jaxmarl")
 
     def length(scale):

@@ -1,6 +1,6 @@
-"""Every environment follows one set of laws: each adapter on a stand-in of its package, and the real packages.
+"""Every environment obeys one set of laws: each adapter on a stand-in of its package, and the real packages.
 
-tests/envs/test_envs.py plays those of gymnax, tests/envs/test_agents.py a stand-in of JaxMARL's.
+tests/envs/test_envs.py plays those of gymnax, and tests/envs/test_agents.py plays a stand-in of JaxMARL's.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ REAL = {
 @pytest.mark.envs
 @pytest.mark.parametrize("env_id", REAL)
 def test_the_real_packages_follow_the_laws(env_id):
-    """Run with `-m envs` where the packages are installed."""
+    """Run this with `-m envs` where the packages are installed."""
     settings, steps = REAL[env_id]
     try:
         env = envs.make(env_id, **settings)
@@ -74,7 +74,7 @@ def test_the_real_packages_follow_the_laws(env_id):
 
 
 def two_places(**broken):
-    """Two places, an obs of (place, time), a time limit of 4; `broken` changes the fields of each `Transition`."""
+    """Make two places, with an obs of (place, time) and a time limit of 4; `broken` changes fields of transitions."""
 
     def reset(key):
         x = jnp.stack([jax.random.randint(key, (), 0, 100), 0])
@@ -96,7 +96,7 @@ def masked(available):
 
 @pytest.fixture(scope="module")
 def followed():
-    """What the laws are told of an environment that follows them; one program plays it."""
+    """Return what the laws get from an environment that obeys them; one program plays it."""
     return play(two_places(), random_action(two_places()), 4, 24, 0)
 
 
@@ -111,7 +111,7 @@ def out(**changed):
 
 
 def seated(seat=lambda seat: seat, next_seat=lambda seat: seat):
-    """The players move in turn; `seat` and `next_seat` change what is told of them."""
+    """Let the players move in turn; `seat` and `next_seat` change what is said about them."""
 
     def info(played):
         moved = 2.0 * (played.out.episode_length % 2) - 1
@@ -127,7 +127,7 @@ def whole(low, high, dtype):
 
 
 def shown(space, see, **changed):
-    """Change the observations, a number and the time in the episode, which is 0 to 4 at its end, and their space."""
+    """Change the space and the observations, which are a number and the time in the episode (0 to 4, at its end)."""
 
     def change(played):
         seen = played.first, played.out.obs, played.out.final_obs
@@ -139,19 +139,19 @@ def shown(space, see, **changed):
 
 
 def image(low, high):
-    """Images of half the time in the episode, from 0 to 2."""
+    """Show images of half the time in the episode, from 0 to 2."""
     shape = (36, 36, 1)
     return shown(envs.Box(shape, low, high), lambda x, time: np.tile(time[..., None, None, None], shape) / 2)
 
 
 def never_final(played):
-    """Final observations are those of the next episode; the first entry of each observation is always 0."""
+    """Make the final observations those of the next episode; the first entry of each observation is always 0."""
     played = shown(envs.Dict({"a": envs.Box(()), "b": envs.Box(())}), lambda x, time: {"a": 0 * x, "b": x})(played)
     return played._replace(out=played.out._replace(final_obs=played.out.obs))
 
 
 def tree_of(options):
-    """A space that has a box and integers."""
+    """Observe a space with a box and integers."""
     space = envs.Dict({"a": envs.Box(()), "b": envs.Tuple((envs.Discrete(options),))})
     return shown(space, lambda x, time: envs.Observation({"a": x, "b": (time,)}))
 
@@ -233,7 +233,7 @@ def test_each_law_names_what_breaks_it_with_the_remedy(followed, law):
 
 
 def impure():
-    """The reward contains a number, inside a function that the step calls, that changes when the step is traced."""
+    """Add a number to the reward, inside a function that the step calls, that changes when the step is traced."""
     numbers = itertools.count()
 
     def changed(out):
@@ -244,7 +244,7 @@ def impure():
 
 
 def leaking():
-    """The step adds an array that the reset stored outside of the state."""
+    """Add to an observation an array that the reset stored outside of the state."""
     kept = []
 
     def reset(key):
@@ -255,12 +255,12 @@ def leaking():
 
 
 def resetting(step, reset=lambda key: (jnp.zeros(()), jnp.zeros(1)), **settings):
-    """Automatic resets of an environment whose state is a number, which it shows."""
+    """Make automatic resets of an environment that shows its state, a number."""
     return envs.auto_reset(reset, step, envs.Box((1,)), envs.Discrete(2), **settings)
 
 
 def stepping(**changed):
-    """Automatic resets of a step with changed fields."""
+    """Make automatic resets of a step with changed fields."""
 
     def step(key, x, action):
         out = envs.Step(x, x[None], reward=x, terminated=x > 3)
@@ -285,7 +285,7 @@ test_what_breaks_a_law_is_refused = refused(
     (impure, r"step returns different results .* same key: draw all random numbers from the key"),
     (lambda: like(reset=alike), r"same first observation.*jax\.random\.split"),
     (lambda: like(evaluation=lambda state: two_places(reward=lambda out: 3 * out.reward)), r"\(state\) must not scale"),
-    # What `check` finds, which runs first.
+    # `check`, which runs first, finds these.
     (lambda: like(reset=lambda key, n: None), r"reset must return \(state, obs\), got NoneType"),
     (lambda: like(step=lambda *_: (0, None)), r"\(state, Transition\), got \(state, NoneType\)"),
     (lambda: like(step=lambda *x: (0, two_places().step(*x)[1])), r"step must keep .* the state"),
@@ -344,13 +344,13 @@ test_what_breaks_a_law_is_refused = refused(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(eq=False, repr=False)
 class Place:
-    """A state without `==` and without a `repr` of its own."""
+    """A state without `==` and without its own `repr`."""
 
     x: jax.Array
 
 
 def test_a_state_may_be_any_pytree():
-    """States are compared by their leaves: neither `==` nor `repr` of a class need to be of use."""
+    """States are compared by their leaves, so a class needs neither a useful `==` nor a useful `repr`."""
     step = lambda key, state, action: envs.Step(Place(state.x + 1), state.x[None], state.x, state.x > 3)  # noqa: E731
     env = resetting(step, lambda key: (Place(jnp.zeros(())), jnp.zeros(1)))
     assert envs.check_laws(env, num_steps=24).terminated
@@ -359,7 +359,7 @@ def test_a_state_may_be_any_pytree():
 
 
 def test_random_actions_lie_in_the_box():
-    """Also where it has one bound, or none: then they lie between -1 and 1."""
+    """This holds even where the box has one bound; where it has none, they lie between -1 and 1."""
     low, high = jnp.array([0.0, 5.0, -jnp.inf, -jnp.inf]), jnp.array([3.0, jnp.inf, -3.0, jnp.inf])
     action = random_action(like(action_space=envs.Box((4,), low, high)))(jax.random.key(0), jnp.zeros((999, 2)))
     np.testing.assert_allclose(action.min(axis=0), [0, 5, -5, -1], atol=0.02)
@@ -383,7 +383,7 @@ def test_episodes_are_counted_and_what_is_often_a_mistake_is_noted():
     (note,) = notes_of(length, ended, ended & (length != 4))
     assert "all 4 episodes of 4 steps" in note
     assert "swapped" in note
-    for share, expected in ((2, ["8 of 10 episodes"]), (9, [])):  # most of them have to end at the same step
+    for share, expected in ((2, ["8 of 10 episodes"]), (9, [])):  # most episodes have to end at the same step
         length = np.tile([1, 2, 3, 4], 8)
         ended = length == 4
         early = np.flatnonzero(~ended)[:share]
@@ -409,7 +409,7 @@ def test_episodes_are_counted_and_what_is_often_a_mistake_is_noted():
 
 
 def test_rewards_of_absent_agents_do_not_count():
-    """Agent 1 is absent after its second step; each is paid 1 in every step."""
+    """Agent 1 is absent after its second step; each agent is paid 1 in every step."""
     shown = lambda out: envs.Observation(out.obs.obs + 0.5 * out.ended[:, None, None])  # noqa: E731
     env = altered(bit_game(mortal=True), final_obs=shown)
     for each in (env, envs.fold_agents(env)):
@@ -435,7 +435,7 @@ def test_an_image_has_three_colors():
 
 
 def test_only_as_many_new_episodes_are_computed_as_asked_for():
-    """Six environments end in turn or together; with a ratio of 3 two new states serve all that end in a step."""
+    """Six environments end in turn or together. With a ratio of 3, two new states serve all that end in a step."""
 
     def reset(key):
         x = jax.random.uniform(key)
@@ -454,7 +454,7 @@ def test_only_as_many_new_episodes_are_computed_as_asked_for():
 
 
 def test_environments_may_be_vmapped_with_their_parameters():
-    """`reset` and `step` close over them; new episodes are computed only where one ended."""
+    """`reset` and `step` close over the parameters; new episodes are computed only where one ended."""
     calls = []
 
     def make(start):
@@ -501,7 +501,7 @@ SHARED = {"start": jnp.arange(4.0) * 10, "log_weight": jnp.zeros(4)}
 
 
 def starting():
-    """Episodes of two steps from a start that is drawn."""
+    """Make episodes of two steps from a start that is drawn."""
 
     def reset(key, shared):
         x = shared["start"][jax.random.categorical(key, shared["log_weight"])]
@@ -521,7 +521,7 @@ def test_shared_state_stays_whole_and_is_seen_by_later_episodes_only_without_tra
     state, _ = step(KEY, state, action)
     new = SHARED | {"start": 0 * SHARED["start"] + 100}
     state, out = step(KEY, optax.tree.set(state, shared=new), action)
-    np.testing.assert_array_equal(out.final_obs, first + 2)  # the old episode goes on, to its end
+    np.testing.assert_array_equal(out.final_obs, first + 2)  # the old episode goes on to its end
     np.testing.assert_array_equal(out.obs, 100)
     np.testing.assert_array_equal(optax.tree.get(state, "shared")["start"], 100)
     assert step._cache_size() == 1
@@ -543,7 +543,7 @@ def test_a_termination_at_the_time_limit_is_a_termination():
 
 
 def test_policy_and_critic_may_see_different_entries_of_the_observations():
-    """The stand-in's entries are each other's negative."""
+    """The two entries of the stand-in are negatives of each other."""
     env = envs.make("playground:Walk", obs_key="privileged_state")
     state, obs = jax.jit(env.reset, static_argnums=1)(jax.random.key(0), 2)
     np.testing.assert_array_equal(obs, -state.inner.obs["state"])
@@ -572,8 +572,8 @@ def test_choices_become_one_action_or_stay_choices_with_a_mask_each(monkeypatch)
     assert obs.available[0].tolist() == [True, True, True, True, True, False]
     _, out = step(jax.random.key(0), state, jnp.arange(6))
     np.testing.assert_allclose(out.reward, [-0.5, -0.4, -0.3, 0.5, 0.6, 0.7], atol=1e-6)
-    assert out.obs.available.any(axis=-1).all()  # where nothing is left, everything is available
-    # And an entry that is a dataclass is a dict; where a choice has nothing left, all of its options are available.
+    assert out.obs.available.any(axis=-1).all()  # everything is available where no option is left
+    # An entry that is a dataclass becomes a dict; where a choice has no option left, all of its options are available.
     mask = jnp.array([[True, False, True], [False, False, False]])
     seen = lambda self, state: env_fakes.Seen(state.x, state.replace(obs=state.x), mask)  # noqa: E731
     monkeypatch.setattr(env_fakes.Jumanji, "action_spec", SimpleNamespace(num_values=jnp.array([3, 3])))
@@ -590,7 +590,7 @@ def test_choices_become_one_action_or_stay_choices_with_a_mask_each(monkeypatch)
 
 
 def test_the_opponent_acts_between_the_turns_of_the_policy():
-    """In Nim with 5 matches, taking 2 at 5 or 2 and 1 elsewhere wins against 1, and always 2 against always 1."""
+    """In Nim with 5 matches, taking 2 at 5 or 2 and 1 elsewhere beats always 1, and always 2 beats always 1."""
     taken = []
 
     def takes_one(key, obs):
@@ -608,7 +608,7 @@ def test_the_opponent_acts_between_the_turns_of_the_policy():
 
     frozen = envs.frozen_opponent(always_two, jnp.array([0.0, 50.0]))
     for opponent, act, seen, won in (
-        (takes_one, best, {4.0, 5.0}, True),  # in some games the opponent began
+        (takes_one, best, {4.0, 5.0}, True),  # the opponent began some of the games
         (frozen, lambda key, obs: jnp.zeros(32, int), {3.0, 5.0}, False),
     ):
         played = play(envs.make("pgx:nim", opponent=opponent), act, 32, 4, seed=0)
@@ -640,7 +640,7 @@ def test_what_an_adapter_cannot_take_is_refused(monkeypatch):
 
 
 def test_an_action_of_brax_lasts_for_several_steps_but_not_beyond_the_end(monkeypatch):
-    """However many there are, the simulator is traced once."""
+    """However many steps it lasts, the simulator is traced once."""
     traced, simulate = [], env_fakes.Brax.step
     monkeypatch.setattr(env_fakes.Brax, "step", lambda *given: traced.append(1) or simulate(*given))
     reset, step = compiled(envs.from_brax(env_fakes.Brax(), time_limit=3, action_repeat=3))
@@ -670,4 +670,4 @@ def test_mujoco_draws_the_first_environment(name, monkeypatch):
         pytest.skip(str(error))
     state, _ = jax.jit(env.step)(jax.random.key(1), state, jnp.ones((2, 1)))
     assert first.shape == (240, 320, 3)
-    assert np.any(first != env.render(state))  # it moves
+    assert np.any(first != env.render(state))  # the robot moves

@@ -20,7 +20,7 @@ from tests.envs.common import altered, clock
 
 @pytest.fixture(autouse=True)
 def packages(monkeypatch):
-    """Stand-ins of packages; prefixes that a test registers end with it."""
+    """Use stand-ins of packages, and forget the prefixes that a test registers."""
     env_fakes.install(monkeypatch)
     monkeypatch.setattr(_registry, "_registered", dict(_registry._registered))
 
@@ -41,7 +41,7 @@ def test_every_gymnax_environment_steps(env_id):
 
 LOOK = r"look like 'a=1,b=True"
 NUMBER = "max_steps_in_episode must be a"
-test_a_wrong_name_or_setting_is_said_with_those_there_are = refused(
+test_a_wrong_name_or_setting_is_named_with_the_existing_ones = refused(
     ("Cartpole", r"gymnax has no environment 'Cartpole'; did you mean 'CartPole-v1"),
     ("HalfCheetah-v5", r"no environment 'HalfCheetah-v5'; it has Cart.*; names .* need a prefix, as in gym:Half"),
     ("Hopper", "need a prefix, as in brax:ant"),
@@ -111,7 +111,7 @@ NO_ENVIRONMENT = (
     networks.actor_critic, networks.multi_agent_actor_critic, networks.nature_cnn,
     lambda env: pp.rollout(env, lambda params, batch: None, num_envs=1, num_steps=1),
 )  # fmt: skip
-test_what_cannot_be_made_or_wrapped_is_refused_at_the_door = refused(
+test_what_cannot_be_made_or_wrapped_is_refused_at_once = refused(
     (lambda: envs.Discrete("x"), "n must be an integer"),
     (lambda: envs.Discrete(0), "n must be at least 1"),
     (lambda: envs.MultiDiscrete(()), "nvec must be a tuple"),
@@ -158,7 +158,7 @@ def test_clipped_rewards_are_signs_and_returns_are_not():
     env = envs.clip_reward(altered(clock(9), reward=lambda out: rewards[out.episode_length - 1]))
     out = play(env, lambda key, obs: jnp.zeros(1, int), 1, len(rewards), seed=0).out
     np.testing.assert_array_equal(out.reward[:, 0], [-1, 0, np.inf, np.nan])
-    np.testing.assert_array_equal(out.episode_return[:, 0], [0, 1, 3, 6])  # of the clock
+    np.testing.assert_array_equal(out.episode_return[:, 0], [0, 1, 3, 6])  # the returns of the clock
 
 
 @pytest.mark.lenient_ranks
@@ -186,7 +186,7 @@ def test_gymnasium_draws(env_id):
         env = envs.make(env_id, **({"wrappers": (lambda env: made.append(env) or env,)} if on_host else {}))
     state, _ = env.reset(jax.random.key(0), 2)
     for other in made[-1:]:
-        other.render = None  # is not called
+        other.render = None  # it is not called
     frame = env.render(state)
     assert frame.shape == (400, 600, 3)
     assert len(np.unique(frame.reshape(-1, 3), axis=0)) > 3
@@ -197,7 +197,7 @@ def test_gymnasium_draws(env_id):
             env.render(state)
 
 
-def test_how_to_draw_without_a_display_is_said():
+def test_the_error_says_how_to_draw_without_a_display():
     for says in ("an OpenGL platform library has not been loaded", "Cannot initialize a EGL device display."):
         with pytest.raises(ValueError, match=f"{says.rstrip('.')}. Without a display, set"), opengl_errors():
             raise ImportError(says)

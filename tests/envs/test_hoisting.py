@@ -1,4 +1,4 @@
-"""The loop of a rollout draws its random numbers before it begins, and they are the same."""
+"""The loop of a rollout draws its random numbers before it begins, and draws the same ones."""
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,11 @@ KEYS = jax.random.split(jax.random.key(0), 5)
 
 @jax.jit
 def on_host(x):
-    return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((3,), jnp.float32), x)  # has no `vmap_method`
+    return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((3,), jnp.float32), x)  # without a `vmap_method`
 
 
 def step(carry, key):
-    """Operations of each kind: on the key, on nothing, on both, and both inside a jitted function."""
+    """Run operations of each kind: on the key, on nothing, on both, and on both inside a jitted function."""
     own, other = jax.random.split(key)
     noise = jax.random.uniform(own, (3,))
     moved, bits = jax.jit(lambda carry, key: (carry + jax.random.normal(key, (3,)), jax.random.bits(key)))(carry, other)

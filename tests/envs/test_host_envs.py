@@ -1,4 +1,4 @@
-"""Environments that step on the host, behind the same interface as those written in JAX."""
+"""Environments that step on the host have the same interface as those written in JAX."""
 
 import contextlib
 import functools
@@ -24,7 +24,7 @@ from ppo_parts.envs._vector import GymnasiumVector
 from tests.common import Categorical, P, assert_same, mesh_of_all, refused
 from tests.envs.common import Scripted, by_name, host
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium")  # of what the tests make on purpose
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium")  # about what the tests make on purpose
 LIMITS = (2, 3, 100)
 KEY = jax.random.key(0)
 
@@ -34,7 +34,7 @@ def scripted(limits=LIMITS, **settings):
 
 
 def valued(params, batch):
-    """V = 100 * episode + time, as a function of the observation."""
+    """Return V = 100 * episode + time, as a function of the observation."""
     return Categorical(jnp.zeros((*batch.obs.shape[:-1], 2))), batch.obs @ jnp.array([100.0, 1.0]) * params
 
 
@@ -44,7 +44,7 @@ def collected(env, num_envs, num_steps):
 
 
 def play(env, num_envs, actions=(0, 0), key=KEY):
-    """The first observation, and the transitions of steps with actions that all environments take."""
+    """Return the first observation, and the transitions of steps with actions that all environments take."""
     outs = []
     with envs.host_errors():
         state, obs = env.reset(key, num_envs)
@@ -93,10 +93,10 @@ def test_evaluation_leaves_the_environments_of_training_alone():
     state, _, _ = collect(KEY, 1.0, state)
     frozen = env.evaluation(state.env_state)
     play = jax.jit(jax.vmap(lambda key: training.evaluate_episodes(frozen, valued, 1.0, key, 2).episode_return))
-    for returns in ([3, 6], [43, 66]):  # of the first episode of each, and of the third, after the next reset
+    for returns in ([3, 6], [43, 66]):  # the returns of each first episode, and of each third one, after the next reset
         assert play(jax.random.split(jax.random.key(1), 2)).tolist() == [returns] * 2
     _, batch, _ = collect(KEY, 1.0, state)
-    assert batch.obs[0, :, 1].tolist() == [1, 0]  # after three steps, as if there had not been an evaluation
+    assert batch.obs[0, :, 1].tolist() == [1, 0]  # after three steps, as if there had been no evaluation
 
 
 def test_a_state_on_the_host_is_stepped_once():
@@ -119,7 +119,7 @@ def test_a_state_on_the_host_is_stepped_once():
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_state_from_before_a_reset_is_not_taken_for_one_after_it(more):
-    """Nor is it if the reset made new environments, because another number is asked for."""
+    """The same holds if the reset makes new environments because a different number is requested."""
     env, action = host(Scripted, Scripted, Scripted), jnp.zeros(2, int)
     begins = [lambda state: env.restart(KEY, state)]
     evaluating = env.evaluation(env.reset(KEY, 2)[0])
@@ -132,7 +132,7 @@ def test_a_state_from_before_a_reset_is_not_taken_for_one_after_it(more):
 
 
 def test_a_restart_resets_the_environments_of_its_state():
-    """Those of another state go on, and states that are copies of one get environments of their own."""
+    """Those of another state go on, and copies of one state get environments of their own."""
     made = []
     env = host(*[lambda: made.append(Scripted()) or made[-1]] * 2)
     made.clear()
@@ -169,7 +169,7 @@ def test_after_an_error_a_restart_begins_new_episodes_and_keeps_statistics():
 
 
 def test_another_error_is_not_replaced_by_an_earlier_one_of_an_environment():
-    """That of a bare `assert` has an empty text, which is a part of every text."""
+    """The error of a bare `assert` has an empty text, which every text contains."""
 
     def call(x):
         raise AssertionError
@@ -185,12 +185,12 @@ def test_another_error_is_not_replaced_by_an_earlier_one_of_an_environment():
 
 
 def test_processes_and_wrappers_of_gymnasium_change_where_environments_step_and_what_they_show():
-    """The newest frame is the observation without the wrapper, and the frame before is that of the step before."""
+    """The newest frame is the observation without the wrapper, and the frame before it is that of the previous step."""
     stack = (functools.partial(gymnasium.wrappers.FrameStackObservation, stack_size=2),)
     plain, stacked = envs.make("gym:CartPole-v1"), envs.make("gym:CartPole-v1", vectorization="async", wrappers=stack)
     actions = jax.random.randint(KEY, (25, 2), 0, 2)
     (state, obs), (stacked_state, frames) = (env.reset(KEY, 2) for env in (plain, stacked))
-    np.testing.assert_array_equal(frames, jnp.stack([obs, obs], axis=1))  # the first is repeated
+    np.testing.assert_array_equal(frames, jnp.stack([obs, obs], axis=1))  # the first frame is repeated
     for action in actions:
         before, (state, out) = obs, plain.step(KEY, state, action)
         stacked_state, seen = stacked.step(KEY, stacked_state, action)
@@ -210,17 +210,17 @@ def test_processes_and_wrappers_of_gymnasium_change_where_environments_step_and_
 
 
 def reports(env):
-    """`time` in every step, and `won` in those that end an episode."""
+    """Report `time` in every step, and `won` in steps that end an episode."""
     return {"time": env.time} | wins(env)
 
 
 def wins(env):
-    """Nothing in other steps."""
+    """Report nothing in other steps."""
     return {"won": np.bool_(env.episode % 2), "pair": (1, 2)} if env.over else {}
 
 
 def masks(env):
-    """Only option `time % 2` of the first choice and option `episode % 3` of the second are available."""
+    """Make only option `time % 2` of the first choice and option `episode % 3` of the second available."""
     return (np.arange(2) == env.time % 2).astype(np.int8), (np.arange(3) == env.episode % 3).astype(np.int8)
 
 
@@ -231,7 +231,7 @@ def masked(report=lambda mask: mask):
 
 @pytest.mark.parametrize("named", [True, False])
 def test_numbers_of_info_are_those_of_the_step(named):
-    """Of one that ended an episode, and not of the reset after it; NaN: it reports none."""
+    """They are not those of the reset after an episode ended; NaN means that the environment reports none."""
     limits, names = ((3, 3) if named else (2, 3)), ("time", "won")
     made = [lambda limit=limit: Scripted(limit, info=reports) for limit in limits]
     env = by_name(made[0], info=names) if named else host(*made, info=names)
@@ -240,7 +240,7 @@ def test_numbers_of_info_are_those_of_the_step(named):
     np.testing.assert_array_equal(out.info["time"], time + 1)
     np.testing.assert_array_equal(out.info["won"], np.where(time + 1 == limits, episode % 2, np.nan))
     if named:
-        own = lambda env: wins(env) | {"_won": False}  # noqa: E731 - as Gymnasium would mark what is not there
+        own = lambda env: wins(env) | {"_won": False}  # noqa: E731 - Gymnasium would mark an absent value like this
         _, alone = play(by_name(lambda: Scripted(3, info=own), info="won"), 2, [0] * 6)
         np.testing.assert_array_equal(alone.info["won"], out.info["won"])
 
@@ -281,7 +281,7 @@ def test_actions_at_a_bound_lie_in_a_box_of_float64(wrap):
     inner = host(one)
     env = wrap(inner)
     state, _ = env.reset(KEY, 1)
-    # Without a wrapper: a bound as a bounded distribution in float32 has it, and any other action, which is passed on.
+    # Without a wrapper: bounds as a bounded distribution in float32 has them, and another action, which is passed on.
     for action in (-0.1, 0.3, 5.0) if env is inner else (-5.0, 5.0):
         state, _ = jax.block_until_ready(env.step(KEY, state, jnp.array([[action]])))
     assert [x.tolist() for x in one.arrived] == [[-0.1], [0.3], [5.0]][: len(one.arrived)]
@@ -293,7 +293,7 @@ STEP = {"obs": OBS, "reward": np.zeros(2), "terminated": ~YES, "truncated": YES,
 
 
 def returning(num_envs=2, *, reset=(OBS, {}), **changes):
-    """A vector environment that returns what it is told to."""
+    """Make a vector environment that returns what it is told to return."""
     return SimpleNamespace(
         num_envs=num_envs,
         single_observation_space=Scripted.observation_space,
@@ -310,7 +310,7 @@ def whole(low, high, dtype):
 
 
 def constant(space, obs, final=None, **changes):
-    """The same observation for ever, or another one at the end of an episode of two steps."""
+    """Show the same observation forever, or another one at the end of each episode of two steps."""
     see = lambda env: np.asarray(final if env.over and final is not None else obs)  # noqa: E731
     return by_name(lambda: Scripted(2, obs_space=space, see=see, **changes))
 
@@ -341,7 +341,7 @@ test_what_a_host_environment_must_not_return_is_named = refused(
     (lambda: by_name(masked(lambda mask: 1), ",action_mask=action_mask"), r"0 or 1 for each .* environment 0 is 1"),
     (lambda: by_name(lambda: Scripted(2, info=reports), info="success"), r"without .* info\['success'\].* time, won"),
     (lambda: by_name(lambda: Scripted(2, info=reports), info="pair"), r"info\['pair'\] .* got \(1, 2\): leave it out"),
-    # No cast changes a number.
+    # Casts must not change numbers.
     (lambda: constant(INTEGERS, [3_000_000_000]), "obs of reset contains 3000000000, which int32"),
     (lambda: constant(PIXEL, [0.5]), "contains 0.5, which uint8 cannot represent: the observation space is Box"),
     (lambda: constant(REALS, [1e300]), "contains 1e.300, which float32"),
@@ -352,9 +352,9 @@ test_what_a_host_environment_must_not_return_is_named = refused(
 )
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's, about observations outside of their space
+@pytest.mark.filterwarnings("ignore::UserWarning")  # from Gymnasium, about observations outside of their space
 def test_numbers_that_fit_arrive_as_they_are():
-    """Floats may be rounded."""
+    """Only floats may be rounded."""
     for space, given, arrives in (
         (INTEGERS, -(2**31), -(2**31)),
         (PIXEL, 255.0, 255),
@@ -416,7 +416,7 @@ def test_a_simulator_that_is_missing_is_named(monkeypatch):
 
 
 class Game:
-    """One game of an `AtariVectorEnv`: its frames and rewards are counts of its steps, of which some cost a life."""
+    """A game of an `AtariVectorEnv`; its frames and rewards count its steps, some of which cost a life."""
 
     single_observation_space = spaces.Box(0, 255, (1, 1, 1), np.uint8)
     single_action_space = spaces.Discrete(4)
@@ -459,7 +459,7 @@ class Game:
     ],
 )  # fmt: skip
 def test_atari_lives_begin_with_fire_and_end_no_game(deaths, episodic_life, use_fire_reset, log, rows):
-    """The second game is never interrupted; cases two and three are games that end in the frames that begin a life."""
+    """The second game is never interrupted; in cases two and three, games end in the frames that begin a life."""
     one, other = Game(*deaths), Game(100)
     games = GymnasiumVector(_Games([one, other], 2, episodic_life, use_fire_reset))
     start = 2 * use_fire_reset
@@ -473,7 +473,7 @@ def test_atari_lives_begin_with_fire_and_end_no_game(deaths, episodic_life, use_
 
 
 def test_lost_lives_end_episodes_of_the_learner_only():
-    """The observation that followed a lost life is kept, and not the one after FIRE was pressed for the next life."""
+    """The observation after a lost life is kept, and not the one after FIRE was pressed for the next life."""
     env = envs.from_gymnasium(lambda n: _Games([Game(4, 9) for _ in range(n)], 2, True, True))
     _, out = play(env, 2, [0] * 5)
     assert out.terminated[:, 0].astype(int).tolist() == [0, 1, 0, 1, 0]
@@ -483,7 +483,7 @@ def test_lost_lives_end_episodes_of_the_learner_only():
 
 
 class Pool:
-    """An EnvPool of three clocks with observations that are dicts."""
+    """An EnvPool of three clocks whose observations are dicts."""
 
     observation_space = spaces.Dict(time=spaces.Box(0, 9, (1,)), limit=spaces.Discrete(9))
     action_space = spaces.Discrete(2)
@@ -529,7 +529,7 @@ def by_hand(x, y):
 
 
 def called(calls):
-    """A function of x `[2]` and y `[]` that calls the host, and notes what arrives there."""
+    """Make a function of x `[2]` and y `[]` that calls the host, and notes what arrives there."""
 
     def function(x, y):
         calls.append((x, y))
@@ -550,7 +550,7 @@ def test_a_vmapped_call_is_one_call_with_the_arrays_of_all():
 
 
 def check_several_devices():
-    """A program over several devices calls once, with whole arrays."""
+    """Check that a program over several devices calls the host once, with whole arrays."""
     calls = []
     x = jax.device_put(X[0], jax.sharding.NamedSharding(mesh_of_all("Auto"), P("d")))
     assert_same(jax.jit(jax.vmap(called(calls)))(x, Y), by_hand(X[0], Y))

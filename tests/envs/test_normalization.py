@@ -1,4 +1,4 @@
-"""The normalizing wrappers against whole-stream references, for one agent and for several, some of whom are absent."""
+"""The normalizing wrappers against whole-stream references, for one agent and for several, some of which are absent."""
 
 import functools
 from types import SimpleNamespace
@@ -12,18 +12,18 @@ from ppo_parts import envs
 from ppo_parts.envs._normalization import ShardMoments
 from tests.common import assert_close, assert_same, refused
 
-STEPS, ENVS, GAMMA = 22, 3, 0.9  # at the end, some agents are absent
+STEPS, ENVS, GAMMA = 22, 3, 0.9  # some agents are absent at the end
 KEY = jax.random.key(0)
 LAYOUTS = {"one agent": (1, False, [slice(0, 1)]), "shared": (2, False, [slice(0, 2)])}
 LAYOUTS["per agent"] = (2, True, [slice(0, 1), slice(1, 2)])
-"""The number of agents, whether each has its own statistics, and which agents share statistics."""
+"""For each layout: the number of agents, whether each has its own statistics, and which agents share statistics."""
 
 
 @functools.cache
 def recorded(agents):
-    """What happens in three environments, as NumPy arrays: episodes of six steps, which agent 1 leaves after three.
+    """Record what happens in three environments as NumPy arrays: episodes of six steps; agent 1 leaves after three.
 
-    Numbers have different scales, and what an absent agent sees and is paid is enormous.
+    Numbers have different scales; what an absent agent sees and is paid is enormous.
     """
     rng = np.random.default_rng(0)
     age = (np.arange(STEPS)[:, None] + np.arange(ENVS)) % 6
@@ -41,14 +41,14 @@ def recorded(agents):
     final = np.where((stays | over)[..., None], final, 1e4)
     paid = rng.normal((1.0, -20.0)[:agents], (2.0, 9.0)[:agents], (STEPS, ENVS, agents))
     reward = np.where(alive, paid, 1e6)
-    terminated = (alive & ~stays | over) & ~truncated  # says nothing of the absent, before the episode ends
+    terminated = (alive & ~stays | over) & ~truncated  # it says nothing of absent agents before the episode ends
     obs, final, reward = (x.astype(np.float32) for x in (obs, final, reward))
     fields = {"obs": obs, "final": final, "reward": reward, "terminated": terminated, "truncated": truncated}
     return SimpleNamespace(**fields, ended=ended, alive=alive, present=present)
 
 
 def replayed(agents, **changed):
-    """The environment of what is recorded, apart from changes; the options of several agents are never available."""
+    """Replay what is recorded, apart from changes; the options of several agents are never available."""
     record = jax.tree.map(jnp.asarray, {**vars(recorded(agents)), **changed})
 
     def each(x):
@@ -73,7 +73,7 @@ def replayed(agents, **changed):
 
 
 def played(env, num_envs=ENVS):
-    """Final state, first observation, and all transitions."""
+    """Return the final state, the first observation, and all transitions."""
 
     def run():
         state, obs = env.reset(KEY, num_envs)
@@ -85,7 +85,7 @@ def played(env, num_envs=ENVS):
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def normalized(request):
-    """The layout, the environment, its final state, what was shown and what was paid, with an axis of agents."""
+    """Return the layout, the environment, its final state, and what was shown and paid, with an axis of agents."""
     agents, per_agent, groups = LAYOUTS[request.param]
     env = envs.prepare(replayed(agents), normalize=True, gamma=GAMMA, per_agent=per_agent)
     state, *seen = played(env)
@@ -106,7 +106,7 @@ def standardized(x, mean, var):
 
 
 def test_observations_are_standardized_by_the_moments_of_the_whole_stream(normalized):
-    """That of every observation that has been acted on so far, this one too, and of agents that are present."""
+    """The stream has every observation acted on so far, including the current one, of agents that are present."""
     record = recorded(normalized.agents)
     for agents in normalized.groups:
         for t in range(STEPS + 1):
@@ -117,7 +117,7 @@ def test_observations_are_standardized_by_the_moments_of_the_whole_stream(normal
             if t > 0:
                 expected = standardized(record.final[t - 1, :, agents], *moments)
                 np.testing.assert_allclose(normalized.final[t - 1, :, agents], expected, rtol=2e-3, atol=2e-3)
-    assert (np.abs(normalized.final) == 10).any()  # the clip
+    assert (np.abs(normalized.final) == 10).any()  # these are clipped
     counted = record.present.sum((0, 1))
     expected = counted.tolist() if len(normalized.groups) == 2 else [counted.sum()]
     assert normalized.state.inner.moments.seen.ravel().tolist() == expected
@@ -149,7 +149,7 @@ def test_evaluation_has_frozen_statistics_and_unscaled_rewards(normalized):
     for shown, x in ((again["shown"], record.obs), (again["final"], record.final)):
         np.testing.assert_allclose(shown, standardized(x, mean, var), rtol=1e-3, atol=1e-3)
     np.testing.assert_array_equal(again["reward"], record.reward)
-    assert jax.tree.structure(end).num_leaves == 1  # nothing but the clock of the inner environment
+    assert jax.tree.structure(end).num_leaves == 1  # it has nothing but the clock of the inner environment
     raw = replayed(normalized.agents).reset(KEY, ENVS)[1]
     for env, state in ((normalized.env, normalized.state), (frozen, end), (frozen.evaluation(end), end)):
         assert_close(env.observe(state, raw), first)
@@ -166,7 +166,7 @@ def test_agents_share_statistics_as_folded_agents_do():
 
 
 def test_wrappers_show_what_is_not_finite_and_do_not_keep_it():
-    """An infinite reward, clipped to 10, would be trained on instead of being counted; an infinite observation, too."""
+    """Otherwise an infinite reward or observation, clipped to 10, would be trained on instead of being counted."""
     reward, obs, final = (np.array(x) for x in (recorded(1).reward, recorded(1).obs, recorded(1).final))
     reward[4, 1], reward[7, 0], reward[9, 2] = np.inf, -np.inf, np.nan
     for t, n, i, x in ((6, 0, 2, np.inf), (8, 1, 0, -np.inf)):
@@ -183,12 +183,12 @@ def test_wrappers_show_what_is_not_finite_and_do_not_keep_it():
 
 
 def test_moments_take_only_finite_numbers_of_the_present():
-    """Numbers of the absent may be anything, in shards too; those of the present may not, nor may their squares."""
+    """Numbers of absent agents may be anything, in shards too; those of present ones must have finite squares."""
     moments = envs.Moments.of(jnp.zeros(2)).updated(jnp.array([[1.0, 2.0], [3.0, 4.0]]))
     for bad in (jnp.inf, jnp.nan, 3e38):
         assert_same(moments.updated(jnp.array([[1.0, bad], [2.0, -bad]])), moments)
     spoilt = ShardMoments.of(moments, 2).updated(jnp.array([[3.0, jnp.nan], [1.0, 1.0], [5.0, 6.0], [7.0, 8.0]]))
-    np.testing.assert_allclose(spoilt.of_rows(4).mean, [[2, 3]] * 2 + [[4, 5]] * 2, rtol=1e-6)  # not in its own shard
+    np.testing.assert_allclose(spoilt.of_rows(4).mean, [[2, 3]] * 2 + [[4, 5]] * 2, rtol=1e-6)  # its own shard stays
     x = jnp.array([[[1.0], [2.0]], [[3.0], [jnp.nan]], [[5.0], [jnp.inf]], [[9.0], [8.0]]])  # [N, A, 1]
     present = jnp.array([[True, True], [True, False], [True, False], [False, False]])
     empty = envs.Moments.of(x[0], per_agent=True)
@@ -201,10 +201,10 @@ def test_moments_take_only_finite_numbers_of_the_present():
     assert_close(shards.whole(), after)
 
 
-def test_moments_hold_after_float32_has_ended_counting():
-    """At 2**24 elements one more is no more: the oldest are slowly forgotten, rounding shows, and nothing grows."""
+def test_moments_hold_after_float32_has_stopped_counting():
+    """At 2**24 elements, one more adds nothing: the oldest are slowly forgotten, rounding shows, and nothing grows."""
     moments = envs.Moments(jnp.float32(3.0), jnp.float32(2.25), jnp.float32(2**24))
-    x = 3.0 + 1.5 * jnp.array([0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, -2.0])  # of that mean and variance
+    x = 3.0 + 1.5 * jnp.array([0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, -2.0])  # with this mean and variance
 
     def step(moments, i):
         return moments.updated(x[i % 8][None]), None

@@ -1,4 +1,4 @@
-"""The card games equal POPGym's, which deal the same cards here."""
+"""The card games equal POPGym's when they are dealt the same cards."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from ppo_parts.envs._tasks import NAMES
 
 
 def stacked(deck, kinds, dealt):
-    """The order of the cards in a deck that deals these kinds; it deals from the end."""
+    """Order the cards of a deck, which deals from the end, so that it deals these kinds."""
     of_kind = {kind: list(np.flatnonzero(kinds == kind)) for kind in set(dealt)}
     return np.array([of_kind[kind].pop() for kind in dealt][::-1])
 

@@ -1,4 +1,4 @@
-"""What the rollout promises about truncation, state and vmap; test_host_envs.py has whole rollouts, step by step."""
+"""What the rollout promises about truncation, state and vmap; test_host_envs.py has whole rollouts step by step."""
 
 import functools
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ def test_values_are_the_same_with_each_step_and_after_the_last():
 
 
 def test_episodes_are_measured_where_they_end_and_info_of_every_step_is_kept():
-    """With several agents, returns are averaged over them; without an end there is no mean."""
+    """With several agents, returns are averaged over them; if no episode ends, there is no mean."""
     ended, total = jnp.array([[False, True], [True, False]]), jnp.arange(8.0).reshape(2, 2, 2)
     metrics = episode_metrics(ended, {"return": total, "length": jnp.array([[9, 1], [4, 9]])})
     expected = {"episode_return": 3.5, "episode_length": 2.5, "episodes": 2}
@@ -69,7 +69,7 @@ def test_value_of_a_final_observation_is_computed_only_where_one_is_used():
         return rollout.collect(jax.random.key(0), scale, rollout.init(jax.random.key(0)))[1]
 
     def extra(f, *args, seeds=1):
-        """Calls of the network besides those that act, the one that values the rollout and the one that ends it."""
+        """Count calls of the network, except those that act, and those that value and end the rollout."""
         calls.clear()
         jax.block_until_ready(jax.jit(f)(*args))
         jax.effects_barrier()
@@ -77,7 +77,7 @@ def test_value_of_a_final_observation_is_computed_only_where_one_is_used():
         return len(calls) // seeds - (steps + 2)
 
     assert extra(collected, 4, 1.0) == 3  # of 12 steps
-    # One is cut in steps 3, 7 and 11, the other in 5 and 11: each of these 4 is computed, for both.
+    # One is cut in steps 3, 7 and 11, the other in steps 5 and 11: each of these 4 steps is computed, for both.
     assert extra(jax.vmap(jax.vmap(collected, (None, 0)), (0, None)), jnp.array([4, 6]), jnp.ones(2), seeds=4) == 4
 
 
@@ -139,7 +139,7 @@ test_what_cannot_be_collected_is_refused = refused(
 
 
 def test_a_recurrent_policy_is_reset_with_its_episodes():
-    """Its memory counts the steps of the episode; values, and the batch handed to the learner, agree with the clock."""
+    """Its memory counts the steps of the episode; values, and the learner's batch, agree with the clock."""
 
     def counting(params, batch):
         def forward(memory, reset):
@@ -153,15 +153,15 @@ def test_a_recurrent_policy_is_reset_with_its_episodes():
     state = rollout.init(jax.random.key(0))
     for number in range(3):
         state, batch, _ = jax.jit(rollout.collect)(jax.random.key(number), 1.0, state)
-        np.testing.assert_array_equal(batch.value, batch.obs[..., 0] + 1)  # steps seen in this episode
-        # V of what followed: one more step in the same episode, of the final observation where it was cut.
+        np.testing.assert_array_equal(batch.value, batch.obs[..., 0] + 1)  # steps seen so far in this episode
+        # The value of what followed is for one more step in the same episode, even if the episode was cut there.
         np.testing.assert_array_equal(batch.next_value, batch.obs[..., 0] + 2)
         np.testing.assert_array_equal(counting(1.0, batch)[1], batch.value)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_policy_that_draws_and_remembers_its_action_does_the_same_in_an_update(shards):
-    """Its logits depend on numbers that it draws, and on its last action in the episode; so do its values."""
+    """Its logits and values depend on numbers that it draws, and on its last action in the episode."""
 
     def evaluate(params, batch):
         previous = batch.carry[None]
@@ -185,9 +185,9 @@ def test_a_policy_that_draws_and_remembers_its_action_does_the_same_in_an_update
     np.testing.assert_array_equal(state.carry, batch.action[-1])
     drawn = jax.random.key_data(batch.extras["policy_key"])
     assert len(np.unique(drawn.reshape(-1, drawn.shape[-1]), axis=0)) == 28
-    if shards > 1:  # what follows does not depend on them
+    if shards > 1:  # what follows does not depend on the number of shards
         return
-    # the value that followed a truncation, after step 4, is that of the same memory
+    # the value that followed a truncation, after step 4, is computed with the same memory
     noise = jax.vmap(jax.random.normal)(batch.extras["policy_key"][4])
     np.testing.assert_allclose(batch.next_value[4], batch.action[4] + noise, rtol=1e-6)
 
@@ -200,7 +200,7 @@ def test_a_policy_that_draws_and_remembers_its_action_does_the_same_in_an_update
 
 
 class Shared(NamedTuple):
-    """A Gaussian whose standard deviation `[D]` all elements share."""
+    """A Gaussian with a standard deviation `[D]` that all elements share."""
 
     loc: jax.Array
     scale: jax.Array
@@ -247,5 +247,5 @@ def test_a_python_number_in_the_state_does_not_change_its_type(loose):
 
 def test_a_network_that_finds_no_carry_is_told_of_the_initial_carry():
     rollout = pp.rollout(ECHO, lambda params, batch: batch.carry[0], num_envs=1, num_steps=1)
-    with pytest.raises(TypeError, match=r"Policy\(initial_carry=\.\.\.\)"):  # which is a note
+    with pytest.raises(TypeError, match=r"Policy\(initial_carry=\.\.\.\)"):  # it is a note of the exception
         rollout.collect(jax.random.key(1), {}, rollout.init(jax.random.key(0)))

@@ -1,4 +1,4 @@
-"""Dict and Tuple spaces: laws, wrappers, networks, an update by hand, Gymnasium, and a recipe from the command line."""
+"""Dict and Tuple spaces: laws, wrappers, networks, a handwritten update, Gymnasium, and a recipe's command line."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ TAKEN = envs.Dict({"move": envs.Discrete(3), "arm": envs.Tuple((ARM, envs.MultiD
 
 
 def sorting(available=True):
-    """Moves are those that are available; rewards are where the arm goes."""
+    """Make moves that are those available, and rewards that are where the arm goes."""
 
     def seen(x):
         place = 100.0 + jnp.ones(2) * x, x / 9.0
@@ -68,7 +68,7 @@ def test_trees_follow_the_laws_and_wrappers_change_their_boxes(env):
     action = {"move": jnp.zeros(64, int), "arm": arm}
     assert env.act(action)["arm"][0].shape == (64, 2, 2)
     _, out = jax.jit(env.step)(KEY, state, action)
-    np.testing.assert_array_equal(out.episode_return, 0 - 2 + 2 + 3)  # each at a bound of its own
+    np.testing.assert_array_equal(out.episode_return, 0 - 2 + 2 + 3)  # each is clipped at its own bound
 
 
 @pytest.mark.lenient_ranks  # flax
@@ -113,7 +113,7 @@ def test_the_entropy_is_estimated_only_for_the_parts_without_a_closed_form():
 
 
 def acting(make):
-    """A rollout whose policy returns this distribution."""
+    """Roll out a policy that returns this distribution."""
     env = sorting(available=False)
     rollout = pp.rollout(env, lambda params, batch: (make(len(batch.obs.obs["kind"])), None), num_envs=2, num_steps=1)
     return lambda: jax.eval_shape(rollout.collect, KEY, {}, jax.eval_shape(rollout.init, KEY))
@@ -145,7 +145,7 @@ test_what_does_not_fit_a_tree_is_refused = refused(
 
 
 def robot():
-    """Counts its steps; the reward is what it was told."""
+    """Count the steps of a robot, whose reward is what it was told."""
     seen = spaces.Dict({
         "camera": spaces.Box(0, 255, (2, 2), np.uint8), "kind": spaces.Discrete(3, start=5),
         "pair": spaces.Tuple((spaces.Box(-1, 9, (1,)),)),
@@ -212,7 +212,7 @@ def test_what_is_discrete_alone_or_privileged_is_encoded_and_not_standardized():
     assert prepared.privileged_space.spaces["speed"].low == -10
     state, _ = prepared.reset(jax.random.key(0), 2)
     _, out = prepared.step(jax.random.key(1), state, jnp.zeros(2, int))
-    np.testing.assert_allclose(out.obs.privileged["speed"], 1, atol=1e-4)  # of the two that were seen
+    np.testing.assert_allclose(out.obs.privileged["speed"], 1, atol=1e-4)  # of the two values that were seen
     assert (out.obs.obs == 3).all()
     assert (out.obs.privileged["card"] == 2).all()
     params = networks.actor_critic(prepared, (4,)).init(jax.random.key(0))["params"]

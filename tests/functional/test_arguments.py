@@ -1,4 +1,4 @@
-"""Laws of every public function, from one table: bad arguments, programs, dtypes, export, derivatives, masks."""
+"""Laws of every public function, tested from one table: bad arguments, programs, dtypes, export, derivatives, masks."""
 
 import inspect
 
@@ -15,7 +15,7 @@ from tests.registry import BEYOND
 
 T, N, K = 8, 6, 5
 FUNCTIONS = {name: x for name, x in vars(f).items() if inspect.isfunction(x)}
-SHAPES = {  # where it is not [T, N], by function and argument, or by argument
+SHAPES = {  # shapes other than [T, N], by function and argument, or by argument
     **dict.fromkeys(("last_value", "score", "probabilities", "indices"), "n"),
     **dict.fromkeys(("logits", "quantiles", "mean", "mirrored", "other"), "tnk"),
     "kernel": "tk",
@@ -38,14 +38,14 @@ SIZED = ("rescale_head", "sample_without_replacement", "permutation", "group_adv
 
 
 def kinds(name):
-    """The kind of every argument of a function."""
+    """Return the kind of every argument of a function."""
     own = inspect.getclosurevars(FUNCTIONS[name]).nonlocals["kinds"]
     assert list(own) == list(inspect.signature(FUNCTIONS[name]).parameters)
     return own
 
 
 def arguments(name, dtype=jnp.float32, flags=bool, sizes=(T, N, K)):
-    """A value for every argument of a function: the arrays, and the others."""
+    """Return a value for every argument of a function: the arrays, and the others."""
     sizes, rng, arrays, others = dict(zip("tnk", sizes, strict=True)), np.random.default_rng(0), {}, {}
     for argument, kind in kinds(name).items():
         shape = tuple(sizes[axis] for axis in SHAPES.get(f"{name} {argument}", SHAPES.get(argument, "tn")))
@@ -75,7 +75,7 @@ def call(name, arrays, others):
 
 
 NO_ARRAYS = (None, "x", [1.0], 1j * jnp.ones((T, N)), jnp.ones((T, N), jnp.float8_e4m3fn), np.array("x"), object())
-BAD = {  # by role: values that no argument of that role may have
+BAD = {  # values that no argument of a role may have
     "float": NO_ARRAYS,
     "array": NO_ARRAYS,
     "number": (None, "x", [0.5], True, 1j, np.nan, jnp.float8_e4m3fn(0.5), jnp.full((9, 9, 9, 9), 0.5)),
@@ -86,7 +86,7 @@ BAD = {  # by role: values that no argument of that role may have
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_bad_values_are_refused_by_name(name):
-    """Whatever is wrong with an argument, the error is one of ours and names it."""
+    """Whatever is wrong with an argument, the error is one of ours and names the argument."""
     arrays, others = arguments(name)
     given, unclear = arrays | others, []
     for argument, kind in kinds(name).items():
@@ -126,7 +126,7 @@ def test_a_call_outside_jit_compiles_once():
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_strict_promotion_and_export(name):
-    """Every dtype and kind of flag where JAX promotes nothing; any number of environments in an exported program."""
+    """Every dtype and kind of flag works without promotion; an exported program takes any number of environments."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         for dtype, flags in ((jnp.float32, bool), (jnp.float64, jnp.int32), (jnp.bfloat16, jnp.float32)):
             arrays, others = arguments(name, dtype, flags)
@@ -149,12 +149,12 @@ def test_strict_promotion_and_export(name):
 
 
 NUMERIC = [name for name in FUNCTIONS if any(kind.role == "number" for kind in kinds(name).values())]
-NUMERIC.remove("reward_to_go")  # it is a constant, as the estimators are by default
+NUMERIC.remove("reward_to_go")  # its output is a constant, as that of the estimators is by default
 
 
 @pytest.mark.parametrize("name", NUMERIC)
 def test_derivatives_with_respect_to_hyperparameters(name):
-    """They are the true ones almost everywhere."""
+    """Almost everywhere, they equal differences."""
     with jax.enable_x64(True):
         arrays, others = arguments(name, jnp.float64)
         numbers = {k: others.pop(k) for k, kind in kinds(name).items() if kind.role == "number"}
@@ -179,7 +179,7 @@ def test_derivatives_with_respect_to_hyperparameters(name):
 
 FLOWING = ("log_ratio", "value", "next_value", "reward", "mean", "other", "logits", "quantiles", "loss", "x", "delta")
 FLOWING += ("trace", "kernel", "bias")
-FLOWS = {  # to which arguments gradients flow, where it is not to those
+FLOWS = {  # the arguments to which gradients flow, if these are not `FLOWING`
     **dict.fromkeys(("explained_variance", "segment_priorities", "importance_weights", "clip_fraction"), ()),
     **dict.fromkeys(("sample_without_replacement", "permutation", "group_advantage", "outcome_reward"), ()),
     **dict.fromkeys(("importance_sampling_weight", "reward_to_go"), ()),
@@ -195,7 +195,7 @@ EACH = [(name, options) for name in FUNCTIONS for options in VARIANTS.get(name, 
 def test_gradients_flow_where_they_should_and_masked_elements_reach_nothing(name, options):
     arrays, others = arguments(name, flags=jnp.float32)
     if "mask_mode" in options:
-        arrays["mask"] = arrays["mask"].at[-1].set(1)  # padding would have nothing to bootstrap from
+        arrays["mask"] = arrays["mask"].at[-1].set(1)  # otherwise padding would have nothing to bootstrap from
     floats = {k: x for k, x in arrays.items() if k not in (*FLAGS, *WHOLE)}
     rest = {k: x for k, x in arrays.items() if k not in floats}
 
@@ -208,7 +208,7 @@ def test_gradients_flow_where_they_should_and_masked_elements_reach_nothing(name
     mask = np.asarray(arrays["mask"]) if "mask" in arrays else None
 
     def spoilt(arrays, other):
-        """What the arrays have where the mask is 0 is replaced."""
+        """Replace what the arrays have where the mask is 0."""
         names = [k for k, x in arrays.items() if mask is not None and x.shape[: mask.ndim] == mask.shape]
         keep = {k: mask.reshape(mask.shape + (1,) * (arrays[k].ndim - mask.ndim)) for k in names}
         return arrays | {k: jnp.where(keep[k], arrays[k], other) for k in names if k not in ("mask", *WHOLE)}

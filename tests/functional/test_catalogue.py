@@ -1,8 +1,8 @@
-"""The losses, weights and advantages of the catalogue: one table of references in NumPy. Those of
+"""The losses, weights and advantages of the catalogue, with a table of references in NumPy. Those of
 groups are in test_token_parity.py.
 
-The examples of the docstrings are the numbers worked by hand. Everything is computed in float64, except where a check
-is about float32.
+The examples of the docstrings are worked by hand. Everything is computed in float64, except where a check is about
+float32.
 """
 
 import functools
@@ -27,7 +27,7 @@ SUPPORT = np.array([-4.0, -1.0, 0.0, 1.5, 4.0])
 
 Arrays = Mapping[str, np.ndarray]
 RNG = np.random.default_rng(2)
-GRID = [-200.0, -80, -2, -0.3, -0.05, 0.03, 0.25, 1.5, 80, 200]  # some overflow float32; no kink is among them
+GRID = [-200.0, -80, -2, -0.3, -0.05, 0.03, 0.25, 1.5, 80, 200]  # some overflow float32; none is at a kink
 LOG_RATIO, ADVANTAGE = np.meshgrid(GRID, [-2.0, -0.3, 0, 1.5])
 PAIRS, RATIOS = {"log_ratio": LOG_RATIO, "advantage": ADVANTAGE}, {"log_ratio": LOG_RATIO}
 ERRORS = np.meshgrid([-1e4, -2.1, -0.3, 0.02, 0.7, 3.2, 1e4], [-5.0, -0.1, 0.0, 2.6])  # both sides of every bound
@@ -57,10 +57,10 @@ class Entry(NamedTuple):
     """A function of the catalogue, `f(**inputs, **hyperparameters, mask=None)`."""
 
     function: Callable[..., Any]
-    reference: Callable[..., np.ndarray]  # the same in NumPy, in float64, without mask
+    reference: Callable[..., np.ndarray]  # the same function in NumPy and float64, without a mask
     hyperparameters: Mapping[str, Any] = {}
     samples: Arrays = PAIRS
-    wrt: tuple[str, ...] | None = None  # the inputs that have gradients (None: the first); the others must have none
+    wrt: tuple[str, ...] | None = None  # inputs with gradients (None: the first); others must not have any
     elementwise: bool = True  # each output depends only on the inputs at its place
     note: str = ""  # distinguishes several entries of one function
 
@@ -75,18 +75,18 @@ class Entry(NamedTuple):
 
 
 def check_reference(entry: Entry) -> None:
-    """Values equal the reference, and gradients its central differences."""
+    """Check that values equal the reference, and gradients equal its central differences."""
     samples = entry.samples
     expected, slopes = values_and_differences(entry, samples)
     with jax.enable_x64(True):
         actual, gradients = values_and_gradients(entry, samples, np.float64)
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
     for name, gradient in gradients.items():
-        slope, scale = slopes.get(name, 0 * gradient), np.abs(expected)  # a difference has rounding errors
+        slope, scale = slopes.get(name, 0 * gradient), np.abs(expected)  # differences have rounding errors
         scale = scale.reshape(scale.shape + (1,) * (slope.ndim - scale.ndim)) if entry.elementwise else scale.max()
         wrong = np.abs(gradient - slope) > (name in slopes) * (1e-5 * np.abs(slope) + 1e-8 * scale + 1e-8)
         assert not wrong.any(), f"{entry.id}: {name} {gradient[wrong]} instead of {slope[wrong]}"
-    if entry.elementwise:  # in float32 nothing is NaN, and what it can hold is finite and right
+    if entry.elementwise:  # in float32 nothing is NaN, and what float32 can hold is finite and right
         actual, gradients = values_and_gradients(entry, samples, np.float32)
         for name, true in {"value": expected, **slopes}.items():
             ours, held = {"value": actual, **gradients}[name], np.abs(true) < np.finfo(np.float32).max
@@ -99,7 +99,7 @@ def weights(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def values_and_gradients(entry: Entry, samples: Arrays, dtype: Any) -> Any:
-    """Output, and the gradient of its weighted sum with respect to every input."""
+    """Return the output, and the gradient of its weighted sum with respect to every input."""
     given = {name: jnp.asarray(x, dtype) for name, x in samples.items()}
 
     def total(given: Any) -> Any:
@@ -111,7 +111,7 @@ def values_and_gradients(entry: Entry, samples: Arrays, dtype: Any) -> Any:
 
 
 def values_and_differences(entry: Entry, samples: Arrays, h: float = 1e-6) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The reference's values, and the central differences of their weighted sum, one place at a time."""
+    """Return the reference's values, and the central differences of their weighted sum, one place at a time."""
     values = entry.reference(**samples, **entry.hyperparameters)
     slopes = {name: np.zeros_like(samples[name]) for name in entry.differentiable}
     for name, slope in slopes.items():
@@ -184,7 +184,7 @@ def quantile(quantiles, target, kappa):
 
 
 def two_hot(target):
-    """Each atom has a hat that falls to 0 at its neighbors."""
+    """Weight the atoms by hats, each of which falls to 0 at the neighboring atoms."""
     return np.stack([np.interp(target, SUPPORT, hat) for hat in np.eye(len(SUPPORT))], axis=-1)
 
 
@@ -227,7 +227,7 @@ def kl_cov(log_ratio, advantage, log_prob, *, fraction, coef):
 
 
 def clip_cov(log_ratio, advantage, log_prob, *, key, clip_eps, fraction, cov_low, cov_high):
-    """The fraction is so large that nothing is left to chance."""
+    """Compute Clip-Cov with a fraction so large that nothing is left to chance."""
     assert fraction == 1
     cov, ratio = covariance(advantage, log_prob), np.exp(log_ratio)
     unclipped = -ratio * advantage >= -np.clip(ratio, 1 - clip_eps, 1 + clip_eps) * advantage
@@ -257,7 +257,7 @@ def returns(reward, terminated, truncated, gamma):
     return slow_gae(reward, 0 * reward, 0 * reward, terminated, truncated, gamma=gamma, gae_lambda=1)[0]
 
 
-across = functools.partial(Entry, elementwise=False)  # of functions that compare tokens or sequences
+across = functools.partial(Entry, elementwise=False)  # for functions that compare tokens or sequences
 RANGE = {"key": jax.random.key(0), "fraction": 1.0, "clip_eps": 0.2, "cov_low": 0.5, "cov_high": 5.0}
 
 CRITICS = (
@@ -314,7 +314,7 @@ def test_a_function_equals_its_reference_with_its_gradients(entry):
 
 @pytest.mark.parametrize("entry", OF_SEQUENCES, ids=lambda entry: entry.id)
 def test_extreme_log_ratios_of_sequences(entry):
-    """Values and gradients where every ratio is about e^200 or e^-200; float32 cannot hold the former."""
+    """Every ratio is about e^200 or e^-200; float32 cannot hold the former."""
     for offset in (-200.0, 200.0):
         samples = entry.samples | {"log_ratio": entry.samples["log_ratio"] + offset}
         check_reference(entry._replace(samples=samples))
@@ -346,7 +346,7 @@ EXTREME = np.array([-1e38, -200, -1, 0, 1, 90, 1e38], np.float32)
 
 
 def test_weighted_log_probabilities_and_k3_plus():
-    """Value -wA and slope -wA for every finite log-ratio; `test_arguments.py` masks them."""
+    """The value is -wA and the slope -wA for every finite log-ratio; `test_arguments.py` masks them."""
     advantage = np.array([2, -1, 3, -2, 1, 1, 0], np.float32)
     with np.errstate(over="ignore"):
         ratio = np.exp(EXTREME)
@@ -358,7 +358,7 @@ def test_weighted_log_probabilities_and_k3_plus():
         value, pull = jax.vjp(lambda x, loss=loss: loss(x, jnp.asarray(advantage)), jnp.asarray(EXTREME))
         for found in (value, *pull(jnp.ones(7))):
             np.testing.assert_allclose(found, -weight * advantage, rtol=1e-6, atol=1e-30)
-    log_ratio = jnp.array([-80.0, -1, 0.5, 80, 200])  # k3 overflows
+    log_ratio = jnp.array([-80.0, -1, 0.5, 80, 200])  # k3 overflows at the last one
     value, back = jax.vjp(lambda x: f.approx_kl(x, estimator="k3+"), log_ratio)
     np.testing.assert_array_equal(value, f.approx_kl(log_ratio, estimator="k3"))
     np.testing.assert_array_equal(back(jnp.ones(5))[0], log_ratio)
@@ -366,7 +366,7 @@ def test_weighted_log_probabilities_and_k3_plus():
 
 
 def test_losses_of_sequences_are_finite_where_their_docstrings_say():
-    """Any log-ratio with a positive advantage, and with a negative one below the overflow of the ratio."""
+    """This holds for all log-ratios with a positive advantage, and with a negative one unless the ratio overflows."""
     rows = ((1.0, EXTREME), (-1.0, np.minimum(EXTREME, 1)), (0.0, EXTREME))
     x = jnp.concatenate([jnp.asarray(logs)[None] for _, logs in rows], axis=0).T.reshape(1, -1)
     advantage = jnp.tile(jnp.array([gain for gain, _ in rows]), len(EXTREME))[None]

@@ -1,7 +1,7 @@
-"""Statistics and estimators: float64 references, what each function becomes at its limits, and what is refused.
+"""Statistics and estimators: float64 references, the limits of each function, and arguments that are refused.
 
-`test_arguments.py` has the laws of all functions, `test_catalogue.py` the table of losses; the examples of the
-docstrings are the numbers worked by hand.
+`test_arguments.py` has the laws of all functions, and `test_catalogue.py` the table of losses; the examples of the
+docstrings are worked by hand.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from tests import reference
 from tests.common import assert_close as close
 from tests.common import estimator_inputs, refused
 
-# hyperparameters are traced: one compilation per shape
+# hyperparameters are traced, so each shape compiles once
 gae, vtrace = (jax.jit(function, static_argnames="stop_gradient") for function in (f.gae, f.vtrace))
 
 
@@ -52,13 +52,13 @@ def test_normalize_gives_zero_for_equal_elements(number):
         equal = np.full((number, 2), x, np.float32)
         for axis, mask in ((None, None), (0, None), (0, np.arange(2 * number).reshape(number, 2) % 3 > 0)):
             assert not np.any(f.advantage_normalize(equal, axis=axis, mask=mask))
-        equal[0] += 0.001 * abs(x)  # a real difference, however small, still counts
+        equal[0] += 0.001 * abs(x)  # a real difference counts, however small it is
         assert number == 1 or np.std(f.advantage_normalize(equal, eps=0.0)) > 0.9
 
 
 def test_priorities_equal_their_reference():
     given = estimator_inputs(5, 4)
-    indices = jnp.array([0, 3, 1, 2, 0])  # where segment 2 may be masked, it has the weight 0, and N is 3
+    indices = jnp.array([0, 3, 1, 2, 0])  # where segment 2 is masked, it has weight 0, and N is 3
     for mask, alpha in itertools.product((None, given["mask"], given["mask"].at[:, 2].set(0)), (0.0, 0.6, 1.0, 2.0)):
         probabilities = f.segment_priorities(given["value"], mask=mask, alpha=alpha)
         close(probabilities, reference.segment_priorities(given["value"], mask, alpha=alpha))
@@ -76,7 +76,7 @@ def test_a_constant_target_has_no_variance_to_explain_and_large_numbers_are_not_
     value = jnp.linspace(-1, 1, 3001)
     assert np.all(np.isnan([f.explained_variance(value, jnp.full(3001, c)) for c in (0.1, 1e-30, 12345.678, 0.0)]))
     assert np.isnan(f.explained_variance(value, 0.1 + 1e-8 * (jnp.arange(3001) % 2)))
-    far = 1e4 + value  # small beside its size, and not constant
+    far = 1e4 + value  # small beside its size, but not constant
     np.testing.assert_allclose(f.explained_variance(far, far), 1.0)
     mask = jnp.arange(3001) % 2
     assert np.isnan(f.explained_variance(value, jnp.where(mask, 0.1, value), mask=mask))
@@ -97,7 +97,7 @@ def test_each_draw_is_in_proportion_to_the_probabilities_that_are_left_and_accur
     seen = [np.mean((drawn[:, 0] == i) & (drawn[:, 1] == j)) for i, j in itertools.permutations(range(3), 2)]
     expected = [SKEWED[i] * SKEWED[j] / (1 - SKEWED[i]) for i, j in itertools.permutations(range(3), 2)]
     np.testing.assert_allclose(seen, expected, atol=4 * 0.5 / 20_000**0.5)
-    # Those of `jax.random` are multiples of 2^-23, so segments with a probability below 1e-7 would not be drawn.
+    # The draws of `jax.random` are multiples of 2^-23, so segments with a probability below 1e-7 would never be drawn.
     variates = np.asarray(_small_exponential(KEY, jnp.zeros(2**20)), np.float64)
     small = variates[variates < 1e-4]
     assert abs(len(small) - 105) < 5 * 105**0.5
@@ -226,7 +226,7 @@ test_what_is_wrong_is_said_with_what_helps = refused(
 
 
 def test_mask_is_a_keyword_everywhere():
-    """Except in `masked_mean`, whose subject it is."""
+    """The exception is `masked_mean`, whose subject it is."""
     for function in vars(f).values():
         parameters = inspect.signature(function).parameters if inspect.isfunction(function) else {}
         if "mask" in parameters and function is not f.masked_mean:
@@ -239,32 +239,32 @@ def test_mask_is_a_keyword_everywhere():
 
 WAYS = ("scan", "associative")
 CLIPS = {"rho_clip": 1.5, "c_clip": 0.8}
-MIXED = {"gae": (), "vtrace": ("pg_rho_clip", "pg_lambda")}  # which have a default
+MIXED = {"gae": (), "vtrace": ("pg_rho_clip", "pg_lambda")}  # these have a default
 HYPERPARAMETERS = {"gae": {"gamma": 0.9, "gae_lambda": 0.8}, "vtrace": {"gamma": 0.9, "gae_lambda": 0.8} | CLIPS}
 
 
 @pytest.fixture
 def pretended(monkeypatch):
-    """As if there were a GPU: programs can be lowered for it, but not run."""
+    """Pretend that there is a GPU: programs can be lowered for it, but not run."""
     monkeypatch.setattr(_recurrence, "has_gpu", lambda: True)
-    # What is patched is not part of the key of jit's caches, but the precision of products is, and there are none here:
-    # no other test has this one, so none is given a program that was traced here, or the reverse.
+    # The key of jit's caches contains the precision of products, of which there are none here, but not what is patched.
+    # No other test has this precision, so no other test gets a program that was traced here, and vice versa.
     with jax.default_matmul_precision("bfloat16"):
         yield
 
 
 def arrays(name, shape, dtype=jnp.float32, given=("truncated", "mask"), seed=0):
-    """What the estimator reads, with these flags."""
+    """Return what the estimator reads, with these flags."""
     left_out = {"truncated", "mask"} - {*given} | ({"log_ratio"} if name == "gae" else set())
     return {field: x for field, x in estimator_inputs(*shape, seed=seed, dtype=dtype).items() if field not in left_out}
 
 
 def estimator(name):
-    """A new function each time, because what a fixture patches is not part of jit's key."""
+    """Make a new function each time, because what a fixture patches is not part of jit's key."""
     return jax.jit(lambda named: getattr(f, name)(**named, **HYPERPARAMETERS[name]))
 
 
-LAYOUTS = (  # shape, dtype, the flags that are given, and how many batches
+LAYOUTS = (  # shape, dtype, the given flags, and the number of batches
     ((1, 1), jnp.float32, (), 4),
     ((5, 2), jnp.float32, ("truncated", "mask"), 20),
     ((4, 2, 3), jnp.bfloat16, ("truncated", "mask"), 20),
@@ -277,10 +277,10 @@ LAYOUTS = (  # shape, dtype, the flags that are given, and how many batches
 def test_equals_the_reference(name):
     rng, estimate = np.random.default_rng(0), jax.jit(getattr(f, name))
     for shape, dtype, given, count in LAYOUTS:
-        # In bfloat16 the sums are float32: one rounding, of 2^-9, at the end.
+        # In bfloat16, sums are float32, so there is one rounding, of 2^-9, at the end.
         tolerance = {"rtol": 1e-5, "atol": 1e-4} if dtype == jnp.float32 else {"rtol": 2**-8, "atol": 1e-3}
         for seed in range(count):
-            # Numbers, or arrays of one number for each step.
+            # Draw numbers, or arrays with one number for each step.
             size = shape if shape in ((5, 2), (8, 64)) and seed % 2 else ()
             keys = (*HYPERPARAMETERS[name], *MIXED[name])
             choices = {key: (0.5, 1.0, 4.0) if "clip" in key else (0.0, 0.5, 0.95, 1.0) for key in keys}
@@ -305,7 +305,7 @@ def test_both_ways_equal_a_loop_and_accumulate_bfloat16_in_float32(way):
 
 
 def test_auto_follows_the_platform_of_the_program(pretended):
-    """For a GPU it is the associative scan; for the CPU of the same machine it is the scan, which runs here."""
+    """For a GPU it is the associative scan. For the CPU of the same machine it is the scan, which runs here."""
     for name, dtype in (("vtrace", jnp.bfloat16), ("gae", jnp.float32)):
         named = arrays(name, (11, 35), dtype)
         traced = estimator(name).trace(named)
@@ -325,7 +325,7 @@ def test_auto_without_a_gpu_is_the_scan():
         f.reverse_recurrence(jnp.ones(4), jnp.ones(4), implementation="triton")
 
 
-# --- where numbers are narrow, masks are empty, or a state has gone as far as it can ----------------------------------
+# --- narrow numbers, empty masks, and states that have gone as far as they can ----------------------------------------
 
 CONTEXT = example_context()
 REWARD, GROUP, RATIO = jnp.array([1.0, 3.0, 9.0]), jnp.array([0, 0, 1]), jnp.array([100.0, 0.0])
@@ -356,7 +356,7 @@ def row(what, expected, call, rtol=1e-5):
 
 def drawn_weights():
     sampler = pp.prioritized_sampler(1, alpha=1.0, beta=0.0, segments_per_minibatch=2)
-    flat = jnp.zeros((1, 3000), jnp.float16).at[0, 0].set(6e4)  # the others have a probability of 2e-11
+    flat = jnp.zeros((1, 3000), jnp.float16).at[0, 0].set(6e4)  # the other segments have a probability of 2e-11
     return sampler.draw(jax.random.key(0), pp.Batch(log_prob=flat, advantage=flat), CONTEXT)[1]
 
 
@@ -367,7 +367,7 @@ def statistics_of_nothing():
 
 
 MASKED = {"mask": jnp.array([1, 1, 0])}
-NUMBERS = [  # what is special, what has to come out, and a call
+NUMBERS = [  # what is special, the expected result, and a call
     row("a discount that bfloat16 cannot hold", (1 - 0.999**200) / 0.001,
         lambda: advantage(pp.tokens.reward_to_go(gamma=0.999), pp.Batch(reward=LONG))[0, 0], 0.01),
     row("rewards to go over masked steps, whose ends do not count", [3, 0, 4, 0], lambda: f.reward_to_go(
@@ -418,7 +418,7 @@ def test_extreme_inputs_give_the_expected_numbers(expected, call, rtol):
     np.testing.assert_allclose(np.asarray(call(), float), np.asarray(expected, float), rtol, atol=1e-30)
 
 
-def test_the_coefficient_of_an_adaptive_penalty_finds_back():
+def test_the_coefficient_of_an_adaptive_penalty_recovers():
     part = pp.kl_penalty(coef=1.0, target_kl=0.1)
     batch = example_batch(after_sampler=True)
     still = batch.replace(current=batch.current._replace(log_prob=batch.log_prob))
@@ -436,7 +436,7 @@ def test_the_coefficient_of_an_adaptive_penalty_finds_back():
 
 
 def test_narrow_logits_draw_rare_actions_and_a_narrow_head_is_rescaled_without_loss():
-    """Random numbers of their own dtype would have ties, and no tail."""
+    """Random numbers in the narrow dtype would have ties, and no tail."""
     dtype = jnp.bfloat16
     drawn = distributions.Categorical(jnp.zeros(1000, dtype)).sample(seed=jax.random.key(0), sample_shape=(4_000,))
     assert abs(float(jnp.mean(drawn < 100)) - 0.1) < 0.02

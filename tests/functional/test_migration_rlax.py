@@ -1,4 +1,4 @@
-"""The table of rlax in docs/coming-from.md: rlax's functions, vmapped over trajectories, equal the code beside them."""
+"""The rlax table in docs/coming-from.md: rlax's functions, vmapped over trajectories, equal the code beside them."""
 
 import functools
 import re
@@ -16,7 +16,7 @@ from tests.common import assert_close
 rlax = pytest.importorskip("rlax")
 pytestmark = [
     pytest.mark.lenient_ranks,  # rlax broadcasts
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # rlax refers to distrax
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # rlax refers to distrax, which raises them
 ]
 
 T, N, ACTIONS = 6, 3, 4
@@ -26,7 +26,7 @@ Categorical = distributions.Categorical
 
 
 def sampled():
-    """`[T, N]` arrays without a truncation, because rlax has no flag for one; `next_value` is the value shifted."""
+    """Return `[T, N]` arrays without truncations, for which rlax has no flag; `next_value` is the value shifted."""
     rng = np.random.default_rng(0)
     reward, advantage = rng.normal(size=(2, T, N))
     logits, old_logits = rng.normal(size=(2, T, N, ACTIONS))
@@ -41,12 +41,12 @@ def sampled():
 
 
 def theirs(function, *names, **settings):
-    """A function of rlax takes one trajectory."""
+    """Map a function of rlax, which takes one trajectory."""
     return lambda x: jax.vmap(lambda *row: function(*row, **settings), 1, 1)(*(x[name] for name in names))
 
 
 def ours(cell, x):
-    """What the code of a cell returns, where "..." are the steps; several fields of it, if the cell names them."""
+    """Return what a cell's code returns, where "..." are the steps; several fields of it, if the cell names them."""
     steps, settings = [x[name] for name in STEPS], {"gamma": GAMMA, "gae_lambda": LAMBDA}
     names = x | {
         "gae": lambda *_, **more: f.gae(*steps, **settings | more),
@@ -67,14 +67,14 @@ def estimated(reward, discount, value, next_value):
 
 
 def traced(function, take=lambda out: out):
-    """One of the functions of V-trace, as constants."""
+    """Make one of V-trace's functions with constant outputs."""
     of_ratio = lambda *row: take(function(*row[:-2], jnp.exp(row[-2]), row[-1]))  # noqa: E731
     found = theirs(of_ratio, "value", "next_value", "reward", "discount", "log_ratio", "lambdas")
     return lambda x: jax.lax.stop_gradient(found(x))
 
 
 STEPS, RETURNS = ("reward", "value", "next_value", "terminated"), ("reward", "discount", "next_value")
-# rlax's functions, and the input by which both are differentiated
+# rlax's functions, and the input with respect to which both are differentiated
 THEIRS = {
     "truncated_generalized_advantage_estimation":
         (theirs(estimated, "reward", "discount", "value", "next_value"), "reward"),

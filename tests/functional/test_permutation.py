@@ -1,6 +1,6 @@
 """Permutations against the statistics of uniformly random orders.
 
-Every statistic is a z-score, about standard normal for perfect shuffles. `pytest -m slow` takes 100,000 keys.
+Every statistic is a z-score, which is about standard normal for perfect shuffles. `pytest -m slow` takes 100,000 keys.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from ppo_parts.functional import _permutation
 
 
 def orders_of(size, count):
-    """One order for each of neighboring keys."""
+    """Return one order for each of neighboring keys."""
     shuffle = jax.jit(jax.vmap(lambda seed: f.permutation(jax.random.key(seed), size)))
     pieces = np.array_split(np.arange(count + 1, dtype=np.uint32), max(1, count * size // 4_000_000))
     return np.concatenate([np.asarray(shuffle(seeds)) for seeds in pieces])
@@ -52,7 +52,7 @@ def scores(orders):
     for name, there in {"fixed": np.arange(n), "next": others}.items():
         matches = np.minimum(np.sum(orders == there, axis=1), 6)
         out[f"matches, {name}"] = chi_square(np.bincount(matches, minlength=7), poisson)
-    # How many elements of a row, a column, ... are in the first minibatch of four: their variance tells most.
+    # Count how many elements of a row, a column, ... are in the first of four minibatches; the variance tells the most.
     size = n // 4
     for name, some in {"row": np.arange(width), "column": np.arange(0, n, width), "half": np.arange(n // 2)}.items():
         share = len(some) / n
@@ -63,7 +63,7 @@ def scores(orders):
     return out
 
 
-FEW = {160: 5000, 139: 5000}  # a prime: cycle walking
+FEW = {160: 5000, 139: 5000}  # 139 is a prime and needs cycle walking
 SLOW = dict.fromkeys((129, 131, 200, 256), 100_000) | dict.fromkeys((512, 1000), 40_000)
 EACH = [*FEW.items(), *(pytest.param(*x, marks=pytest.mark.slow) for x in SLOW.items())]
 
@@ -91,7 +91,7 @@ def test_a_permutation_has_every_integer_once(size):
 
 
 def test_permutations_are_transformed_like_anything_else():
-    size = 131  # a prime, with a loop
+    size = 131  # a prime, which needs a loop
     keys = jax.random.split(jax.random.key(1), 4)
     each = np.stack([f.permutation(key, size) for key in keys])
     assert len(np.unique(each, axis=0)) == 4

@@ -1,7 +1,7 @@
-"""Parity with verl, TRL and Tunix: the numbers that their own functions return.
+"""Parity with verl, TRL and Tunix: their own functions return the same numbers.
 
-`golden/tunix.npz` was recorded by `record_tunix.py` with google-tunix 0.1.7, `golden/verl_trl.npz` by
-`record_verl_trl.py` with verl 0.9.1, TRL 1.16.0 and torch 2.13.0; commit 979fc147 has both programs in `tests/golden`.
+`record_tunix.py` recorded `golden/tunix.npz` with google-tunix 0.1.7, and `record_verl_trl.py` recorded
+`golden/verl_trl.npz` with verl 0.9.1, TRL 1.16.0 and torch 2.13.0; commit 979fc147 has both in `tests/golden`.
 """
 
 import functools
@@ -19,12 +19,12 @@ TUNIX, TORCH, T = load("tunix"), load("verl_trl"), 8
 
 
 def recorded(name):
-    """An input `[T, N]`; axis 0 is time here, and the batch in verl and TRL."""
+    """Return an input `[T, N]`; axis 0 is time here, and the batch in verl and TRL."""
     return TORCH[f"input/{name}"].T
 
 
 def losses_of_torch():
-    """Of verl's and TRL's name: our loss per token, the aggregation, and the factor by which theirs is larger."""
+    """Return by verl's or TRL's name: our loss per token, the aggregation, and the factor to their larger value."""
     old, tokens, one, mask = (recorded(name) for name in ("old", "tokens", "sequences", "mask"))
     full, empty = {"mask": mask}, {"mask": recorded("empty")}
     sequences = mask.shape[1]
@@ -41,7 +41,7 @@ def losses_of_torch():
     sapo = functools.partial(f.sapo, advantage=tokens, tau=1.0, tau_negative=1.05)
     kl_cov = functools.partial(f.kl_cov, fraction=0.2, coef=0.7, **full)
     mean, total = {"by": "sequence_mean"}, {"by": "sequence_sum"}
-    all_of_them = (sequences - 1) / sequences  # theirs also counts the sequence without a token
+    all_of_them = (sequences - 1) / sequences  # theirs also counts the sequence that has no token
     return {
         "verl/vanilla/token-mean": (vanilla, empty, {}, 1),
         "verl/vanilla/token-sum": (vanilla, empty, {}, empty["mask"].sum()),
@@ -72,7 +72,7 @@ def losses_of_torch():
 
 
 def losses_of_tunix():
-    """The same; its advantages are compared through the bridge."""
+    """Return the same for Tunix, whose advantages are compared through the bridge."""
     old, reference, mask = (TUNIX[f"input/{name}"].T for name in ("old_log_prob", "reference_log_prob", "tool_mask"))
     advantage, full = jnp.broadcast_to(TUNIX["input/advantage"], mask.shape), {"mask": mask}
 
@@ -102,7 +102,7 @@ RECORDED = ((losses_of_torch, TORCH, 1e-12), (losses_of_tunix, TUNIX, 1e-6))
 
 @pytest.mark.parametrize(("losses", "numbers", "atol"), RECORDED)
 def test_losses_of_other_libraries(losses, numbers, atol):
-    """Values and gradients. The values of cispo and gpg are without the factor log pi here, so they differ."""
+    """Compare values and gradients, but not the values of cispo and gpg, which lack the factor log pi here."""
     with jax.enable_x64(True):
         cases = losses()
 
@@ -123,7 +123,7 @@ def test_losses_of_other_libraries(losses, numbers, atol):
 
 
 def test_advantages_of_verl_and_trl():
-    """TRL computes its own in the loop that generates, so its two formulas are written here, with its constant."""
+    """TRL computes its advantages inside the loop that generates, so its two formulas are repeated here."""
     score, group, mask = recorded("score"), recorded("group"), recorded("mask")
     last = (np.arange(T)[:, None] == T - 1 - np.argmax(mask[::-1], axis=0)).astype(float)
 
@@ -158,11 +158,11 @@ def test_advantages_of_verl_and_trl():
     deviation = np.array([score[members].std(ddof=1) for members in same])
     np.testing.assert_allclose(by_group, centered / (deviation + 1e-4), rtol=1e-6)
     np.testing.assert_allclose(by_batch, centered / (score.std(ddof=1) + 1e-4), rtol=1e-6)
-    np.testing.assert_allclose(lite, centered / score.std(), rtol=1e-6)  # of Lite PPO
+    np.testing.assert_allclose(lite, centered / score.std(), rtol=1e-6)  # Lite PPO's advantage
 
 
 def test_skipping_is_removing_and_padding_has_nothing_to_bootstrap_from():
-    """Masked steps change nothing, whatever they hold; the slow reference gets the steps without them."""
+    """Masked steps change nothing, whatever they hold. The slow reference gets the steps without the masked ones."""
     rng = np.random.default_rng(2)
     mask = rng.random((T, 3)) < 0.6
     mask[[0, -1]] = True

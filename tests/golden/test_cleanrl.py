@@ -1,13 +1,13 @@
 """CleanRL's `ppo.py`, `ppo_continuous_action.py` and `ppo_atari.py`, number by number (see `golden_traces.py`).
 
-Deviations, all within the bounds:
+There are three deviations, all within the bounds:
 
 * optax takes Adam's bias correction 1 - b^t in float32, which makes the first steps up to 6e-6 (relative) shorter;
 * optax clips gradients by c / norm, torch by c / (norm + 1e-6);
 * our k3 uses `expm1`; the peer's (ratio - 1) - log_ratio carries the rounding noise of `ratio`.
 
-The first parameters of the convolutional network are drawn again; those of later steps are compared by their losses and
-the norms of their gradients, in float64.
+The first parameters of the convolutional network are drawn again. Later ones are compared by their losses and the
+norms of their gradients, in float64.
 """
 
 import json
@@ -29,7 +29,7 @@ CASES = ("a_default", "a_biglr", "b_noclipv_nonorm", "c_target_kl", "d_continuou
 
 
 def evaluate(params: traces.Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
-    """Two tanh MLPs."""
+    """Evaluate two tanh MLPs."""
 
     def mlp(name: str) -> jax.Array:
         x = batch.obs
@@ -45,7 +45,7 @@ def evaluate(params: traces.Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
 
 
 def rollout(recorded: traces.Arrays) -> pp.Batch:
-    """CleanRL's `dones[t]` belongs to the step before t, and it treats a truncation as a termination."""
+    """Convert a rollout: CleanRL's `dones[t]` belongs to the step before t, and includes truncations."""
     action, value = recorded["actions"], jnp.asarray(recorded["values"])
     return pp.Batch(
         obs=jnp.asarray(recorded["obs"], float), reward=jnp.asarray(recorded["rewards"]),
@@ -57,14 +57,14 @@ def rollout(recorded: traces.Arrays) -> pp.Batch:
 
 
 def given_epochs(recorded: traces.Arrays, args: dict[str, Any]) -> np.ndarray:
-    """Indices `[E, K, M]`. Where the peer stopped early its last epoch is repeated: a learner that does not runs on."""
+    """Return indices `[E, K, M]`; if the peer stopped early, repeat its last epoch, so that failing to stop shows."""
     indices = recorded["mb/mb_inds"].reshape(-1, args["num_minibatches"], args["minibatch_size"]).astype(np.int32)
     missing = args["update_epochs"] - len(indices)
     return np.concatenate([indices, *[indices[-1:]] * missing])
 
 
 def cleanrl_chain(args: dict[str, Any], indices: jax.Array, tape: traces.Tape) -> pp.Part:
-    """CleanRL's update, with a tape of the estimates."""
+    """Make CleanRL's update, with a tape of the estimates."""
     clip_eps, coef = args["clip_coef"], args["vf_coef"]
     return pp.chain(
         pp.gae(gamma=args["gamma"], gae_lambda=args["gae_lambda"]), traces.record_estimates(tape, ESTIMATES),
@@ -77,7 +77,7 @@ def cleanrl_chain(args: dict[str, Any], indices: jax.Array, tape: traces.Tape) -
 
 
 def played(z: traces.Arrays, args: dict[str, Any], params: Any, policy: Any, optimizer: Any) -> Any:
-    """Each iteration of a case: what is recorded, and the state and the metrics of ours, whose estimates are close."""
+    """Yield each iteration's recording, and our state and metrics; check that our estimates are close."""
     tape = traces.Tape()
 
     def make_learner(indices: jax.Array) -> pp.Learner:
@@ -125,12 +125,12 @@ LAYERS = {  # our name: the shape of CleanRL's weight, its gain
 
 
 def first_params() -> dict:
-    """The parameters that the recorder drew, in our layout: height, width and channels, then features."""
+    """Draw the recorder's parameters again in our layout: height, width and channels, then features."""
     params = {}
     for number, (ours, (shape, gain)) in enumerate(LAYERS.items()):
-        numbers = np.random.RandomState(number).standard_normal(shape)  # the same in every version of NumPy
+        numbers = np.random.RandomState(number).standard_normal(shape)  # the same in all versions of NumPy
         weight = (gain * numbers / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
-        if ours == "Dense_0":  # flattened from [C, H, W] there, and from [H, W, C] here
+        if ours == "Dense_0":  # features are flattened from [C, H, W] there, and from [H, W, C] here
             weight = weight.reshape(512, 64, 7, 7).transpose(0, 2, 3, 1).reshape(512, -1)
         kernel = weight.transpose(2, 3, 1, 0) if weight.ndim == 4 else weight.T
         params[ours] = {"kernel": jnp.asarray(kernel, float), "bias": jnp.zeros(shape[0])}

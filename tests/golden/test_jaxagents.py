@@ -1,10 +1,10 @@
 """jaxagents' IPPO, number by number (see `golden_traces.py`).
 
-The peer's choices are settings here, which docs/fidelity.md lists. Its actors share one network and one loss, but have
-a log-probability, an advantage and a value each: a third axis. It drops truncations, and goes on across the reset with
-the value of the state after it: `truncated=None`.
+The peer's choices are settings here, which docs/fidelity.md lists. Its actors share one network and one loss, but each
+has its own log-probability, advantage and value, on a third axis. It drops truncations, and goes on across the reset
+with the value of the state after it: `truncated=None`.
 
-One deviation, `kl_rounding`: a sum of n differences of log-probabilities has n float32 rounding errors.
+There is one deviation, `kl_rounding`: a sum of n differences of log-probabilities has n float32 rounding errors.
 """
 
 from functools import partial
@@ -24,7 +24,7 @@ CASES = ("cont_nostop", "cont_stop2", "cont_stop2_onemb", "cont_stop3", "cont_tr
 
 
 def time_major(x: np.ndarray) -> jax.Array:
-    """The peer's [B, T, ...] as our [T, B, ...]."""
+    """Convert the peer's [B, T, ...] to our [T, B, ...]."""
     return jnp.asarray(x.swapaxes(0, 1))
 
 
@@ -33,12 +33,12 @@ def settings(z: traces.Arrays) -> dict[str, Any]:
 
 
 def network(params: traces.Params, obs: jax.Array) -> jax.Array:
-    """One tanh layer."""
+    """Evaluate one tanh layer and a linear one."""
     return traces.dense(params, "Dense_1", jnp.tanh(traces.dense(params, "Dense_0", obs)))
 
 
 def evaluate(params: dict[str, traces.Params], batch: pp.Batch, *, discrete: bool) -> tuple[Any, jax.Array]:
-    """A distribution and a value per agent, `[T, M, 2]`."""
+    """Return a distribution and a value per agent, `[T, M, 2]`."""
     out = network(params["actor"], batch.obs)
     if discrete:
         distribution = distrax.Categorical(out.reshape((*out.shape[:-1], 2, -1)))
@@ -48,7 +48,7 @@ def evaluate(params: dict[str, traces.Params], batch: pp.Batch, *, discrete: boo
 
 
 def ippo_learner(config: Any, order: np.ndarray, tapes: dict[str, traces.Tape]) -> pp.Learner:
-    """The peer's update."""
+    """Make the learner of the peer's update."""
     indices = order.reshape(1, -1, config["minibatch_size"])
 
     def given(epochs: int) -> pp.Part:
@@ -77,7 +77,7 @@ def ippo_learner(config: Any, order: np.ndarray, tapes: dict[str, traces.Tape]) 
 
 
 def rollout(z: traces.Arrays) -> pp.Batch:
-    """The peer's trajectories, with an axis of agents after ours."""
+    """Convert the peer's trajectories; their axis of agents comes after our axes."""
     names = ("obs", "action", "log_prob", "value", "reward", "next_value")
     fields = {name: time_major(z[f"traj/{name}"]) for name in names}
     return pp.Batch(**fields, terminated=jnp.repeat(time_major(z["traj/terminated"])[..., None], 2, axis=-1))
@@ -102,7 +102,7 @@ def test_learner_reproduces_ippo(case):
 
     kl_rounding = z["actor_loss_input/log_prob"][0].size * traces.EPS * np.max(np.abs(z["traj/log_prob"]))
     for phase, first in start.items():
-        # With one axis of minibatches in place of epochs and minibatches.
+        # One axis of minibatches replaces epochs and minibatches.
         recorded = {name: z[f"{phase}/mb_{name}"].ravel() for name in ("loss", "kl") if f"{phase}/mb_{name}" in z}
         after = {name: x.reshape(-1, *x.shape[2:]) for name, x in traces.sub(z, f"{phase}_mb_params/").items()}
         rounding = {"loss": 1e-6, "kl": kl_rounding}

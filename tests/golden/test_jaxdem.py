@@ -1,9 +1,9 @@
 """JaxDEM's PPOTrainer, number by number (see `golden_traces.py`).
 
-The peer recomputes advantages of the drawn segments after each minibatch, from the values and ratios it had before the
+After each minibatch, the peer recomputes the advantages of the drawn segments from the values and ratios before the
 step; that is `given_indices(refresh="minibatch")` after `vtrace`.
 
-One deviation: the priorities (see `close_priorities`).
+There is one deviation: the priorities (see `close_priorities`).
 """
 
 from typing import Any
@@ -18,18 +18,18 @@ import pytest
 import ppo_parts as pp
 from tests import golden_traces as traces
 
-SCALARS = {  # what is recorded of a minibatch, the peer's name: ours
+SCALARS = {  # the recorded numbers of a minibatch, the peer's name: ours
     "loss": "loss", "aux/actor_loss": "policy_loss", "aux/value_loss": "value_loss", "aux/entropy": "entropy",
     "aux/approx_KL": "approx_kl_k2", "aux/explained_variance": "peer_explained_variance",
 }  # fmt: skip
-# Means over a minibatch of terms of size 1 that cancel, or squares of rounding errors: float32 leaves this much.
+# These are means of terms of size 1 that cancel, or squares of rounding errors; float32 leaves errors of this size.
 ROUNDING = {"loss": 1e-6, "aux/actor_loss": 1e-6, "aux/approx_KL": 1e-12}
 EXPONENTS = "importance_sampling_alpha", "importance_sampling_beta", "anneal_importance_sampling_beta"
 BUFFERS = {"value": "value", "ratio": "ratio", "advantage": "advantage", "returns": "target"}  # the peer's name: ours
 
 
 def settings(z: traces.Arrays) -> dict[str, float]:
-    """The settings of a case, by our names."""
+    """Return the settings of a case by our names."""
     config = {name: float(x) for name, x in traces.sub(z, "cfg/").items() if x.ndim == 0}
     for prefix in ("ppo_", "advantage_"):
         config |= {name.removeprefix(prefix): x for name, x in config.items() if name.startswith(prefix)}
@@ -37,7 +37,7 @@ def settings(z: traces.Arrays) -> dict[str, float]:
 
 
 def evaluate(params: traces.Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
-    """A shared layer, two heads and a deviation that does not depend on the state."""
+    """Evaluate a shared layer, two heads, and a deviation that does not depend on the state."""
     hidden = jax.nn.gelu(traces.dense(params, "network/layers/0", batch.obs), approximate=True)
     mean = traces.dense(params, "actor_mu", hidden)
     std = jnp.broadcast_to(jnp.exp(params["_log_std"])[None], mean.shape)
@@ -45,7 +45,7 @@ def evaluate(params: traces.Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
 
 
 def epoch_chain(config: Any, indices: Any, weights: Any, tape: traces.Tape) -> pp.Part:
-    """The epoch, with a tape of the rollout before each minibatch."""
+    """Make the chain of an epoch, with a tape of the rollout before each minibatch."""
 
     def peer_metrics(batch: pp.Batch) -> pp.Batch:
         k2 = pp.functional.approx_kl(batch.current_log_ratio(), estimator="k2")
@@ -64,7 +64,7 @@ def epoch_chain(config: Any, indices: Any, weights: Any, tape: traces.Tape) -> p
 
 
 def rollout(z: traces.Arrays) -> pp.Batch:
-    """The rollout of an epoch."""
+    """Return the rollout of an epoch."""
     fields = traces.sub(z, "td_end/") | traces.sub(z, "init/")
     next_value = pp.functional.next_values(jnp.asarray(fields["value"]), jnp.asarray(fields["last_value"]))
     given = {name: jnp.asarray(fields[name]) for name in ("obs", "action", "log_prob", "value", "reward")}
@@ -75,7 +75,7 @@ def rollout(z: traces.Arrays) -> pp.Batch:
 def test_learner_reproduces_jaxdem(case):
     z = traces.load(f"jaxdem_jaxagents/jaxdem_head_epoch_{case}")
     config, start, estimates, steps = settings(z), traces.sub(z, "epoch0/params_before/"), traces.Tape(), traces.Tape()
-    # The peer's schedule counts minibatches, and reaches its end after as many of them as there are epochs.
+    # The peer's schedule counts minibatches, and reaches its end after as many minibatches as there are epochs.
     rate = optax.cosine_decay_schedule(config["learning_rate"], int(config["num_epochs"]))
     optimizer = optax.chain(
         optax.clip_by_global_norm(config["max_grad_norm"]),
@@ -102,7 +102,7 @@ def test_learner_reproduces_jaxdem(case):
             if ours != "peer_explained_variance":
                 mean = one[f"metrics/{name.removeprefix('aux/')}"]
                 traces.close(f"metric {name}", metrics[ours], mean, ROUNDING.get(name, 0.0))
-        # What the buffers hold before each minibatch, of the drawn segments afterwards, and its priorities.
+        # Compare what the buffers hold before each minibatch, later only for the drawn segments, and its priorities.
         begun = {name: x[0] for name, x in buffers.items()}
         traces.close_tensors("init", begun, {name: one[f"init/{name}"] for name in BUFFERS})
         for k, indices in enumerate(one["mb/idx"]):

@@ -1,8 +1,8 @@
 """The presets of `ppo_parts.recipes.libraries` against one update of each library's own code, to 1e-5.
 
-The recordings have the rollout, the parameters before each step and the rows of each minibatch; all else is computed:
-advantages, targets, the loss of every minibatch, and the parameters after every step. Both sides compute in float64,
-so what is left are the libraries' small constants, such as the 1e-6 that torch adds to a gradient's norm.
+The recordings have the rollout, the parameters before each step and the rows of each minibatch. All else is computed:
+advantages, targets, the loss of every minibatch, and the parameters after every step. Both sides compute in float64, so
+only the libraries' small constants remain, such as the 1e-6 that torch adds to a gradient's norm.
 """
 
 import functools
@@ -27,13 +27,13 @@ HIDDEN, ACTIONS = 8, 2
 
 
 def split(flat: np.ndarray, z: Arrays) -> dict[str, jax.Array]:
-    """The recorded vector as the parameters of two networks, each in one vector, which compiles faster."""
-    size = HIDDEN * (z["obs"].shape[-1] + 2) + 1  # of the value network
+    """Split the recorded vector into the parameters of two networks, each one vector, which compiles faster."""
+    size = HIDDEN * (z["obs"].shape[-1] + 2) + 1  # size of the value network
     return {"policy": jnp.asarray(flat[:-size]), "value": jnp.asarray(flat[-size:])}
 
 
 def mlp(flat: jax.Array, x: jax.Array, outputs: int) -> jax.Array:
-    """One tanh layer and a linear one, with weights in torch's layout `[out, in]`; `flat` may be longer."""
+    """Evaluate a tanh layer and a linear one, with weights in torch's layout `[out, in]`; `flat` may be longer."""
     inputs = x.shape[-1]
     sizes = np.cumsum([HIDDEN * inputs, HIDDEN, outputs * HIDDEN, outputs])
     w0, b0, w1, b1 = (flat[end - size : end] for end, size in zip(sizes, np.diff(sizes, prepend=0), strict=True))
@@ -42,7 +42,7 @@ def mlp(flat: jax.Array, x: jax.Array, outputs: int) -> jax.Array:
 
 
 def evaluate(params: Any, batch: pp.Batch, tanh: bool = False) -> pp.Output:
-    """The policy of brax squashes actions, and its deviation depends on the state."""
+    """Evaluate the networks; brax's policy squashes actions, and its deviation depends on the state."""
     out, value = mlp(params["policy"], batch.obs, (1 + tanh) * ACTIONS), mlp(params["value"], batch.obs, 1)[..., 0]
     if not tanh:
         return pp.Output(pp.distributions.Normal(out, jnp.exp(params["policy"][-ACTIONS:])), value)
@@ -52,18 +52,18 @@ def evaluate(params: Any, batch: pp.Batch, tanh: bool = False) -> pp.Output:
 
 
 def record_of(case: str) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    """A recording as `compare_update` reads it, the choices of its preset, and its networks."""
+    """Return a recording as `compare_update` reads it, the choices of its preset, and its networks."""
     z = load(f"libraries/{case}")
     meta, is_brax = json.loads(str(z["meta"])), "keys" in z
     fields = ("obs", "next_obs", "action", "log_prob", "value", "reward", "terminated", "truncated", "moments", "keys")
     record: dict[str, Any] = {name: z[name] for name in (*fields, "indices", "segments") if name in z}
-    if not is_brax and case != "tianshou_options":  # whose estimates are those of a later epoch or minibatch
+    if not is_brax and case != "tianshou_options":  # their recorded estimates are those of a later epoch or minibatch
         record |= {name: z[name] for name in ("advantage", "target")}
     if meta["preset"] == "rl_games":  # it does not shuffle
         record["segments"] = np.tile(np.arange(4).reshape(1, 2, 2), (3, 1, 1))
     if "behavior" in z:
         record["behavior"] = split(z["behavior"], z)
-    # brax takes a part of the entropy in closed form, with the same gradient.
+    # brax computes a part of the entropy in closed form, with the same gradient.
     record |= {"params": split(z["params"][0], z), "loss_without_entropy" if is_brax else "loss": z["losses"]}
     each = [split(params, z) for params in z["params"][1:]]
     record["params_after"] = {name: np.stack([x[name] for x in each]) for name in record["params"]}
@@ -81,7 +81,7 @@ def test_preset_reproduces_the_library(case):
 
 
 def test_a_free_run_with_estimates_of_each_epoch_reproduces_tianshou():
-    """The record's own estimates are those of the last epoch."""
+    """The recorded estimates are those of the last epoch."""
     z, (record, meta, network) = load("libraries/tianshou_options"), record_of("tianshou_options")
     pipeline, optimizer = libraries.tianshou(**meta["options"])
     parts, estimates, steps = [*pipeline.parts], Tape(), Tape()

@@ -1,6 +1,6 @@
 """PufferLib 3.0's advantage kernel and minibatch loop, number by number (see `golden_traces.py`).
 
-Deviations, stated in the tests by name:
+There are three deviations, which the tests name:
 
 * `unwritten_last_column`: the kernel leaves the last column of the advantages as it was (0) and has no bootstrap there.
 * The priorities sum to slightly more than 1 (see `close_priorities`).
@@ -22,13 +22,13 @@ from tests import golden_traces as traces
 
 
 def evaluate(params: traces.Params, batch: pp.Batch) -> tuple[Any, jax.Array]:
-    """A shared trunk of two tanh layers, and two heads."""
+    """Evaluate a shared trunk of two tanh layers, and two heads."""
     hidden = jnp.tanh(traces.dense(params, "fc2", jnp.tanh(traces.dense(params, "fc1", batch.obs))))
     return distrax.Categorical(traces.dense(params, "decoder", hidden)), traces.dense(params, "value", hidden)[..., 0]
 
 
 def rollout(z: traces.Arrays) -> pp.Batch:
-    """The peer's buffers `[S, T]` in our convention `[T, S]`: its reward and terminal arrive one step late."""
+    """Convert the peer's buffers `[S, T]` to our `[T, S]`; its rewards and terminals arrive one step late."""
     late = {"reward": z["rewards"].T, "terminated": z["terminals"].T}
     value = jnp.asarray(z["values"].T)
     return pp.Batch(
@@ -47,7 +47,7 @@ BUFFERS = {"values_before": "value", "ratio_before": "ratio", "advantages": "adv
 
 
 def puffer_chain(config: dict[str, Any], indices: jax.Array, weights: jax.Array, tape: traces.Tape) -> pp.Part:
-    """PufferLib's update, with a tape of the rollout before each minibatch."""
+    """Make PufferLib's update, with a tape of the rollout before each minibatch."""
     clips = {"rho_clip": config["vtrace_rho_clip"], "c_clip": config["vtrace_c_clip"]}
     return pp.chain(
         pp.stateless(unwritten_last_column),

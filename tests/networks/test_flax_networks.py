@@ -1,4 +1,4 @@
-"""The networks of the recipes: initialization, parameter trees, what goes in and comes out; what libraries lack."""
+"""The networks of the recipes: initialization, parameter trees, inputs and outputs; and what libraries lack."""
 
 import functools
 import re
@@ -37,7 +37,7 @@ def assert_orthogonal(kernel, gain):
 def test_actor_critic_is_orthogonal_with_cleanrls_gains():
     params = jax.jit(networks.actor_critic(env(DISCRETE), (16, 8)).init)(jax.random.key(0))["params"]
     assert len(params) == 6
-    for number, gain in enumerate((2**0.5, 2**0.5, 0.01, 2**0.5, 2**0.5, 1.0)):  # of the actor, and of the critic
+    for number, gain in enumerate((2**0.5, 2**0.5, 0.01, 2**0.5, 2**0.5, 1.0)):  # gains of the actor and of the critic
         assert_orthogonal(params[f"Dense_{number}"]["kernel"], gain)
         assert not params[f"Dense_{number}"]["bias"].any()
     assert params["Dense_2"]["kernel"].shape == (8, 3)
@@ -76,7 +76,7 @@ def test_actor_critic_of_continuous_actions_starts_with_a_standard_deviation_of_
 
 
 def asymmetric():
-    """The policy sees one number, and the critic others."""
+    """Make an environment in which the policy sees one number, and the critic others."""
 
     def reset(key):
         x = jax.random.normal(key, (3,))
@@ -117,10 +117,10 @@ CELLS = ("lstm", "gru", "mingru", "lru")
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_shared_actor_critic_with_memory_forgets_where_it_is_reset(cell):
-    """And all steps at once, which are a parallel scan in "mingru" and "lru", do what they do one after another."""
+    """All steps at once, which are a parallel scan in "mingru" and "lru", do the same as one step after another."""
     policy = networks.actor_critic(env(DISCRETE), (8, 4), "gelu", shared=True, memory=cell)
     params = jax.jit(policy.init)(jax.random.key(0))
-    assert_orthogonal(params["params"]["Dense_3"]["kernel"], 1.0)  # the value's head
+    assert_orthogonal(params["params"]["Dense_3"]["kernel"], 1.0)  # the head of the value
     assert_orthogonal(params["params"]["Dense_2"]["kernel"], 0.01)
     obs, reset = jax.random.normal(jax.random.key(1), (6, 2, 5)), jnp.zeros((6, 2), bool).at[3, 0].set(True)
     carry = jax.tree.map(lambda x: jax.random.normal(jax.random.key(2), x.shape), policy.initial_carry(2))
@@ -169,7 +169,7 @@ def test_the_states_of_an_lru_are_those_of_its_equation():
 
 @pytest.mark.parametrize(("cell", "on_gpu"), [*((x, False) for x in CELLS), ("mingru", True), ("lru", True)])
 def test_no_nan_passes_a_reset(cell, on_gpu, monkeypatch):
-    """From the carry, and from an earlier step of the same call, in value and gradient."""
+    """Neither the carry nor an earlier step of the same call passes one on, in value or gradient."""
     if on_gpu:
         associatively = lambda times: functools.partial(solve_associatively, times=times)  # noqa: E731
         monkeypatch.setattr(networks._memory, "choose_solver", associatively)
@@ -242,7 +242,7 @@ FRAMES, UNCLEAR = (2, 36, 36), "do not tell whether pixels must be divided by 25
 CARRY = r"'lru' needs a carry of shape \(\(2, 4\), \(2, 4\)\) and a reset"
 
 
-# Calls of these, with arguments that are given later.
+# These are called with arguments that are given later.
 MADE = (
     networks.actor_critic, networks.multi_agent_actor_critic, networks.action_distribution, networks.nature_cnn,
     networks.dense_dot_general,
@@ -315,7 +315,7 @@ def test_an_unknown_network_is_named():
 
 @pytest.mark.parametrize(("shape", "size", "stride"), [((2, 39, 42, 3), 8, 4), ((1, 9, 7, 2), 3, 1)])
 def test_a_convolution_by_products_is_that_of_xla(shape, size, stride):
-    """Also where a filter does not reach the last rows and columns."""
+    """This includes filters that do not reach the last rows and columns."""
     draws = np.random.default_rng(0)
     x, kernel = draws.normal(size=shape), draws.normal(size=(size, size, shape[-1], 5))
     layout = ("NHWC", "HWIO", "NHWC")
@@ -324,7 +324,7 @@ def test_a_convolution_by_products_is_that_of_xla(shape, size, stride):
 
 
 def test_nature_cnn_divides_bytes_only_and_evaluates_single_frames():
-    """Golden traces of CleanRL have its numbers."""
+    """Golden traces of CleanRL have the numbers of this network."""
     of_bytes, scaled = (networks.nature_cnn(pixels(envs.Box(FRAMES, 0, high)), features=8) for high in (255, 1))
     params = jax.jit(of_bytes.init)(jax.random.key(0))
     frames = jax.random.randint(jax.random.key(1), (2, 3, *FRAMES), 0, 256).astype(jnp.uint8)
@@ -336,7 +336,7 @@ def test_nature_cnn_divides_bytes_only_and_evaluates_single_frames():
 
 
 def ranks_of_factorised(function):
-    """The rank of what each LAPACK call of the vmapped function works on: 2 is a matrix, 3 a batch of them."""
+    """Return the rank of what each LAPACK call of the vmapped function takes: 2 for a matrix, 3 for a batch."""
     text = jax.jit(jax.vmap(function)).lower(KEYS).as_text()
     return {len(shape.split("x")) - 1 for shape in re.findall(r"@lapack_\w+\(.* : \(tensor<((?:\d+x)*)", text)}
 
@@ -370,7 +370,7 @@ def test_orthogonal_has_the_numbers_of_jax(shape):
     made = jax.jit(jax.vmap(lambda key, gain: networks.orthogonal(gain)(key, shape)))(KEYS, gains)
     expected = [gain / 2**0.5 * theirs(key, shape) for key, gain in zip(KEYS, gains, strict=True)]
     np.testing.assert_allclose(made, jnp.stack(expected), atol=1e-6)
-    narrow = networks.orthogonal(2**0.5, dtype=jnp.bfloat16)  # is computed in float32
+    narrow = networks.orthogonal(2**0.5, dtype=jnp.bfloat16)  # this is computed in float32
     np.testing.assert_array_equal(narrow(KEYS[0], shape), ours(KEYS[0], shape).astype(jnp.bfloat16), strict=True)
     assert jax.eval_shape(lambda key: narrow(key, shape, jnp.float16), KEYS[0]).dtype == jnp.float16
 

@@ -1,5 +1,5 @@
-"""Parts that regularize, move or correct a policy, parts for critics and novelty, and what adapts the rate, against a
-few lines of NumPy; the gallery has whole loops, and the recordings of libraries the steps of
+"""Parts that regularize, move or correct a policy, parts for critics and novelty, and what adapts the rate, against
+a few lines of NumPy. The gallery has whole loops, and the recordings of libraries have the steps of
 `scale_by_kl_adaptive_rate`.
 """
 
@@ -26,7 +26,7 @@ close = functools.partial(assert_close, rtol=1e-4)
 
 
 def applied(part, batch, policy=evaluate, params=None, state=None):
-    """The part after a sampler: the batch, and the state."""
+    """Apply a part after a sampler; return the batch and the state."""
     params = make_params() if params is None else params
     context = pp.Context(key=jax.random.key(0), params=params, evaluate=lambda p, b: pp.Output(*policy(p, b)))
     return part.update(add_current(batch, params, policy), part.init(params) if state is None else state, context)
@@ -41,7 +41,7 @@ def continuous(**fields):
 
 
 def test_a_function_gets_the_values_of_its_numbers():
-    """Of a number, a schedule and a field, which the part then requires; a NaN among them reaches what it writes."""
+    """It gets those of a number, a schedule and a field, which the part then requires; NaN reaches what it writes."""
     numbers = {"factor": lambda step: 2.0 - step, "shift": pp.field("per_segment.shift"), "scale": 3.0}
     batch = minibatch(per_segment={"shift": jnp.arange(4.0)})
 
@@ -53,7 +53,7 @@ def test_a_function_gets_the_values_of_its_numbers():
         assert part.requires == ("reward", "per_segment.shift")
         close(applied(part, batch)[0].reward, 3 * (2 * batch.reward + jnp.arange(4.0)[None]))
 
-    def loss(prediction, target, mask, batch, context, scale):  # hyperparameters of any names
+    def loss(prediction, target, mask, batch, context, scale):  # hyperparameters may have any names
         return 0 * prediction + 100 * batch + 10 * context + scale
 
     part = pp.critics.critic_loss(loss, batch=2.0, context=lambda step: 3.0 + step, scale=4.0)
@@ -78,7 +78,7 @@ def test_kl_penalty_in_both_directions_and_to_another_policy():
         close(out.losses["kl_penalty"], 0.5 * expected)
         close(out.metrics["kl_penalty"], jnp.mean(expected))
     far, _ = applied(pp.kl_penalty(coef=0.0), batch.replace(log_prob=batch.log_prob - 100))
-    assert "kl_penalty" not in far.losses  # where 0 times an infinite divergence would be NaN
+    assert "kl_penalty" not in far.losses  # otherwise, 0 times an infinite divergence would be NaN
     assert far.metrics["kl_penalty"] > 1e30
     frozen = pp.kl_penalty(coef=-0.5 * pp.field("extras.frozen"))
     close(applied(frozen, batch)[0].losses["kl_penalty"], -0.5 * batch.extras["frozen"] * f.approx_kl(log_ratio))
@@ -138,7 +138,7 @@ def test_mirror_loss_is_the_distance_from_a_symmetric_policy():
     close(out.losses["mirror"], 2 * expected)
     close(out.metrics["mirror_loss"], np.mean(expected))
     odd = pp.symmetry.mirror_loss(observation=lambda obs: -obs, action=lambda action: -action)
-    assert jnp.all(applied(odd, batch, evaluate_gaussian)[0].losses["mirror"] == 0)  # the policy is linear
+    assert jnp.all(applied(odd, batch, evaluate_gaussian)[0].losses["mirror"] == 0)  # this policy is linear
 
     def slope(params):
         return jnp.sum(applied(part, batch, evaluate_gaussian, params=params)[0].losses["mirror"])
@@ -194,7 +194,7 @@ def test_importance_correction_weighs_advantages():
         close(out.advantage, 2 * weight)
         close(out.metrics["correction_weight"], weight.mean())
         close(out.metrics["correction_fraction"], 1 - inside.mean())
-    short = jnp.ones((6, 4)).at[2:, 0].set(0)  # a sequence of two tokens, among sequences of six
+    short = jnp.ones((6, 4)).at[2:, 0].set(0)  # there is a sequence of two tokens among sequences of six
     out, _ = applied(pp.tokens.importance_correction(high=1.5, level="sequence"), batch.replace(mask=short))
     weight = np.minimum(np.exp(np.sum(np.where(short > 0, log_ratio, 0), axis=0, keepdims=True)), 1.5) * short
     close(out.advantage * short, 2 * weight)
@@ -228,7 +228,7 @@ def test_the_scale_of_a_distribution_is_erased_where_the_mask_is_0():
 
 
 def test_kl_adaptive_rate_keeps_its_bounds():
-    """Traced hyperparameters, also those of `inject_hyperparams`; out of range they are NaN, as nothing can raise."""
+    """Hyperparameters are traced, also in `inject_hyperparams`; out of range, the rate is NaN, as nothing can raise."""
 
     @jax.jit
     def step(rate, target_kl, low, kl):
@@ -244,7 +244,7 @@ def test_kl_adaptive_rate_keeps_its_bounds():
 
 
 def test_gae_skips_before_and_after_the_sampler_alike():
-    """With the policy that acted, next values of the minibatch are those of the rollout: both skip masked steps."""
+    """If the policy has not moved, a minibatch has the next values of the rollout: both skip masked steps."""
     params = make_params()
     batch = rollout(behavior=params, ends=False, masked=False)
     mask = jnp.asarray(np.random.default_rng(0).random(batch.value.shape) < 0.5).at[0].set(True).at[-1].set(True)
@@ -261,7 +261,7 @@ def test_gae_skips_before_and_after_the_sampler_alike():
 
 
 def test_the_advantage_of_a_group_and_the_mean_over_sequences_are_those_of_functional():
-    """The learner's mean over sequences is the function's, though a minibatch has a sequence without a token."""
+    """The learner's mean over sequences is that of the function, even if a minibatch has a sequence without a token."""
     batch, context = rollout(), pp.Context(key=jax.random.key(0))
     losses = {"given": jnp.asarray(np.random.default_rng(0).normal(size=(TIME, SEGMENTS)), jnp.float32)}
     for by, length in (("sequence_mean", None), ("sequence_sum", None), ("sequence_sum", 3.0)):
@@ -288,7 +288,7 @@ def test_normalize_target_averages_over_rollouts():
             batch = pp.Batch(target=jnp.where(mask > 0, target, jnp.nan), mask=mask)
             batch, state = part.update(batch, state, pp.Context(key=jax.random.key(0), step=jnp.int32(step)))
         kept = targets[:, 1:].astype(np.float64)
-        first = 0.0 if rate == "mean" else 0.0625  # what is left of the first statistics, 0 and 1
+        first = 0.0 if rate == "mean" else 0.0625  # this is left of the first statistics, 0 and 1
         mean = np.sum(weights * kept.mean((1, 2)))
         scale = np.sqrt(np.sum(weights * np.square(kept).mean((1, 2))) + first - mean**2)
         np.testing.assert_allclose(state.mean, mean, rtol=1e-6)
@@ -328,7 +328,7 @@ def mirrored(make, batch, action=jnp.negative):
 
 
 def test_natural_gradient_tries_shorter_steps_until_the_other_losses_fall():
-    """They do below 0.1 along the first axis. The slope of the divergence, along the second one, does not count."""
+    """Losses fall below 0.1 along the first axis. The slope of the divergence, along the second one, does not count."""
 
     def losses(x):
         return {"kl_penalty": jnp.sum((x - jnp.array([0.0, 0.1])) ** 2) / 2, "loss": 10 * x[0] ** 2 - x[0]}
@@ -413,7 +413,7 @@ test_what_cannot_work_is_refused = refused(
 )
 
 
-# --- self-play: `zero_sum` tells the sides of a game apart, and an environment says that there are two ----------------
+# --- self-play: `zero_sum` distinguishes the sides of a game, and an environment says that there are two --------------
 
 
 @pytest.fixture
@@ -432,11 +432,11 @@ def signed(seed, **fields):
     return batch.replace(extras={"seat": jnp.asarray(seats[0]), "next_seat": jnp.asarray(seats[1])})
 
 
-def test_zero_sum_follows_its_equation_and_has_each_stream_alone():
+def test_zero_sum_follows_its_equation_and_treats_streams_separately():
     batch = signed(0, mask=None)
     out = estimated(pp.agents.zero_sum(GAE), batch)
     seat, following = (batch.extras[name] for name in envs.SEATS)
-    # Of the first player: the advantage of a row is that of its own player, and so is a value.
+    # These are the first player's numbers; the advantage and the value of a row are those of the row's own player.
     steps = batch.reward, seat * batch.value, following * batch.next_value, batch.terminated, batch.truncated
     expected = seat * reference.gae(*steps, gamma=0.9, gae_lambda=0.8)[0]
     assert_close((out.advantage, out.target), (expected, expected + batch.value), 1e-5)
@@ -449,7 +449,7 @@ def test_zero_sum_follows_its_equation_and_has_each_stream_alone():
 
 
 def test_zero_sum_reduces_to_its_estimator_after_the_sampler_and_takes_a_chain():
-    """Where the first player always moves; where the second does, with the rewards of the first, too."""
+    """It does so where the first player always moves, and where the second one does, with the first one's rewards."""
     batch = example_batch(1, after_sampler=True)
     ones = jnp.ones_like(batch.reward)
     for sign in (1, -1):
@@ -459,7 +459,7 @@ def test_zero_sum_reduces_to_its_estimator_after_the_sampler_and_takes_a_chain()
             np.testing.assert_array_equal(getattr(out, name), getattr(plain, name))
         np.testing.assert_array_equal(out.value, batch.value)
         np.testing.assert_array_equal(out.current.value, batch.current.value)
-    # `chain` flattens chains, and must not take the parts out of what wraps them.
+    # `chain` flattens chains, but must not take parts out of a part that wraps them.
     batch = signed(0)
     part = pp.agents.zero_sum(pp.chain(GAE))
     same = estimated(pp.chain(part), batch), estimated(pp.agents.zero_sum(GAE), batch)
@@ -477,21 +477,21 @@ def test_both_sides_of_a_game_are_played(nim):
     seats = []
     for t in range(5):
         left = obs.obs[:, 0]
-        state, out = step(jax.random.key(t), state, jnp.zeros(32, jnp.int32))  # everybody takes 1 match
+        state, out = step(jax.random.key(t), state, jnp.zeros(32, jnp.int32))  # every player takes 1 match
         obs = out.obs
         seats.append(out.info["seat"])
         np.testing.assert_array_equal(out.info["next_seat"], -out.info["seat"])
         np.testing.assert_array_equal(out.terminated, left == 1)
     np.testing.assert_array_equal(np.diff(np.abs(seats), axis=0), 0)
-    assert set(np.unique(seats[0])) == {-1.0, 1.0}  # who begins is drawn
-    np.testing.assert_array_equal(out.reward, seats[0])  # of the first player: who begins takes the last of 5
+    assert set(np.unique(seats[0])) == {-1.0, 1.0}  # it is drawn who begins
+    np.testing.assert_array_equal(out.reward, seats[0])  # the first player's: whoever begins takes the last of 5
     np.testing.assert_array_equal(out.info["won"], seats[0] > 0)
-    assert not nim.evaluation(state).zero_sum  # against random moves
+    assert not nim.evaluation(state).zero_sum  # evaluation is against random moves
     assert envs.check_laws(nim, num_steps=60).terminated > 0
 
 
 def test_a_chain_that_does_not_tell_the_sides_apart_is_refused(nim):
-    """The chain of the recipe does, and making the recipe traces it."""
+    """The chain of the recipe does so; making the recipe traces it."""
     cleanrl_ppo.make_train(cleanrl_ppo.Config(), nim)
     with pytest.raises(pp.errors.UserValueError, match=r"the policy plays both sides .* pp\.agents\.zero_sum\(pp\.gae"):
         cleanrl_ppo.make_train(cleanrl_ppo.Config(), nim, pipeline=pp.chain(GAE, pp.full_batch(), pp.value_loss()))

@@ -1,6 +1,6 @@
-"""The recipe with the updates of other libraries: presets, errors, and what a run records.
+"""The recipe with other libraries' updates: presets, errors, and what a run records.
 
-Its parts are examples of parts of one's own, and obey the laws of every part.
+Its parts are examples of custom parts, and obey the laws of every part.
 """
 
 import dataclasses
@@ -51,12 +51,12 @@ def test_presets_that_no_other_test_trains_make_a_run(preset):
 
 
 def test_rates_that_follow_the_divergence_are_recorded_one_for_each_phase():
-    """rsl_rl's rate is in the state of the optimizer, and its divergence needs the distribution that acted."""
+    """rsl_rl's rate is in the optimizer's state, and its divergence needs the distribution that acted."""
     config = tiny("rsl_rl", update_epochs=1, learning_rate=1e-4)
     result = jax.jit(library_ppo.make_train(config))(jax.random.key(0))
     rate = np.asarray(result.metrics["learning_rate"])
     ratios = np.log(rate / config.learning_rate) / np.log(1.5)
-    assert rate[0] == np.float32(config.learning_rate)  # when the update begins
+    assert rate[0] == np.float32(config.learning_rate)  # it is the rate at the beginning of the update
     assert rate[1] != rate[0]
     np.testing.assert_allclose(ratios, np.round(ratios), atol=1e-4)
     assert set(result.state.learner.params) == {"policy", "value"}
@@ -69,7 +69,7 @@ def test_rates_that_follow_the_divergence_are_recorded_one_for_each_phase():
 
 
 def test_rl_games_configuration_of_humanoid():
-    """That of rl_games' `configs/mujoco/humanoid_envpool.yaml`, in small: one trunk, and a rate adapted each epoch."""
+    """This is rl_games' `configs/mujoco/humanoid_envpool.yaml` in small: one trunk, and a rate adapted each epoch."""
     config = tiny("humanoid", update_epochs=3, target_kl=1e9, reward_scale=1e6)
     result = jax.jit(library_ppo.make_train(config))(jax.random.key(0))
     learner, metrics = result.state.learner, result.metrics
@@ -93,7 +93,7 @@ def test_gsde_keeps_a_noise_matrix_for_some_steps_of_a_preset():
 
 
 def test_segments_of_brax_that_are_shorter_than_the_rollout():
-    """Segments of half the length of the rollout are those of two rollouts."""
+    """Segments of half the rollout's length are those of two rollouts."""
     params = {"policy": 0.1 * jnp.ones((3, 1)), "value": 0.1 * jnp.ones(3)}
     env = envs.make("Pendulum-v1", max_steps_in_episode=3)
     rollout = pp.rollout(env, evaluate_gaussian, num_envs=4, num_steps=8, keep_next_obs=True)
@@ -104,7 +104,7 @@ def test_segments_of_brax_that_are_shorter_than_the_rollout():
         chain, optimizer = libraries.brax(num_minibatches=1, num_epochs=1, entropy_coef=0.0, segment_length=length)
         learner = pp.learner(evaluate_gaussian, chain, optimizer)
         state, _ = jax.jit(learner.update)(jax.random.key(2), learner.init(params), given)
-        after.append(optax.tree_utils.tree_get(state.opt_state, "mu"))  # a tenth of the gradient
+        after.append(optax.tree_utils.tree_get(state.opt_state, "mu"))  # this is a tenth of the gradient
     assert_close(after[0], after[1], 1e-5, 0)
     assert np.all(np.abs(after[0]["value"] / after[2]["value"] - 1) > 1e-3)
 
@@ -126,7 +126,7 @@ test_options_that_a_library_does_not_have_are_refused = refused(
 
 def test_a_library_takes_the_hyperparameters_of_another_and_a_chain_of_your_own():
     library_ppo.make_train(tiny("stable_baselines3", library="skrl"))
-    library_ppo.make_train(tiny("brax", env_id="tasks:golf"))  # whose actions are matrices
+    library_ppo.make_train(tiny("brax", env_id="tasks:golf"))  # its actions are matrices
     with pytest.raises(pp.errors.UserTypeError, match="expected parts, got a tuple of them"):
         library_ppo.make_train(tiny("rsl_rl"), None, libraries.rsl_rl())
     own = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.value_loss())
@@ -148,7 +148,7 @@ def test_the_gradient_need_not_be_clipped():
 
 
 def test_the_target_of_the_divergence_may_be_traced():
-    """A sweep over it makes the run inside `vmap`."""
+    """A sweep over the target makes the run inside `vmap`."""
 
     def rates(target_kl):
         return library_ppo.make_train(tiny("rsl_rl", target_kl=target_kl))(jax.random.key(0)).metrics["learning_rate"]
@@ -157,7 +157,7 @@ def test_the_target_of_the_divergence_may_be_traced():
 
 
 def test_a_run_keeps_what_the_chain_requires():
-    """The fields that a rollout writes on demand are kept if a part of the chain requires them, and only then."""
+    """The fields that a rollout writes on demand are kept if, and only if, a part of the chain requires them."""
     config = mujoco_ppo.Config(total_timesteps=64, **{**TINY, "env_id": "Pendulum-v1"})
     env = envs.prepare(envs.make("Pendulum-v1"))
     fields = {"next_obs": pp.regularizers.smoothness_loss(), "behavior": pp.kl_penalty(coef=1.0, estimator="analytic")}
@@ -189,11 +189,11 @@ def test_every_part_obeys_the_laws():
     assert {name for name, hints in functions.items() if hints.get("return") == "pp.Part"} == set(PARTS)
 
 
-def test_moments_need_a_counted_element_and_next_values_no_memory():
+def test_moments_need_a_counted_element_and_next_values_a_policy_without_memory():
     before = parts.Moments(*map(jnp.asarray, (2.0, 3.0, 5.0)))
     masked = parts.append_sample(before, jnp.ones((2, 2)), jnp.zeros((2, 2), bool), ddof=1)
     np.testing.assert_array_equal(jax.tree.leaves(masked), jax.tree.leaves(before))
-    one = parts.append_sample(before, jnp.array([[8.0, 9.0]]), jnp.array([[True, False]]), ddof=1)  # has no spread
+    one = parts.append_sample(before, jnp.array([[8.0, 9.0]]), jnp.array([[True, False]]), ddof=1)  # it has no spread
     np.testing.assert_allclose(jax.tree.leaves(one), [3.0, (3 * 5 + 6**2 * 5 / 6) / 6, 6.0])
     part, batch = parts.evaluate_next_obs(), example_batch()
     with pytest.raises(pp.errors.UserValueError, match="evaluate_next_obs: the policy has a memory"):

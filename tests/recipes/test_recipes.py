@@ -1,6 +1,6 @@
-"""The recipes of CleanRL and PufferLib: configurations, networks, switches, and the environments that they take.
+"""The recipes of CleanRL and PufferLib: configurations, networks, switches, and the environments that they accept.
 
-The actor that collects one rollout ahead of the learner is compared with the same program written as a loop.
+The actor that collects one rollout ahead of the learner is compared with the same program, written as a loop.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from tests.runs import go, tiny
 pytestmark = pytest.mark.lenient_ranks  # distrax, gymnax
 
 
-CHANGED = {  # by the recordings, which are short, and the sizes of networks, which are not arguments of CleanRL
+CHANGED = {  # by the recordings, which are short, and by the sizes of networks, which are not arguments of CleanRL
     "discrete": ("a_default", {"total_timesteps": 500_000, "num_steps": 128}),
     "continuous": ("d_continuous", {"total_timesteps": 1_000_000, "num_envs": 1, "num_steps": 2048,
                                     "num_minibatches": 32, "update_epochs": 10, "normalize_env": True}),
@@ -44,7 +44,7 @@ HALF = envs.Box((2,), -1.0, 0.5)
 
 
 def test_continuous_actions_reach_the_environment_clipped_or_rescaled():
-    """The observation is the action that arrived; evaluations are prepared alike."""
+    """The observation is the action that arrived; evaluations are prepared in the same way."""
     key, given = jax.random.key(0), jnp.array([[9.0, -9.0], [0.25, 0.0]])
     for rescale, low, high, arrived in (
         (False, -1, 0.5, [[0.5, -1.0], [0.25, 0.0]]),
@@ -65,7 +65,7 @@ def test_continuous_actions_reach_the_environment_clipped_or_rescaled():
 
 def test_switches_change_the_chain(monkeypatch):
     metrics = jax.jit(make_train(tiny(2, target_kl=0.0, update_epochs=3)))(jax.random.key(0)).metrics
-    assert metrics["epochs"].tolist() == [1, 1]  # after the first epoch any policy has moved
+    assert metrics["epochs"].tolist() == [1, 1]  # after the first epoch, any policy has moved
     assert metrics["minibatches"].tolist() == [2, 2]
     assert metrics["early_stopped"].tolist() == [1, 1]
 
@@ -101,19 +101,19 @@ def test_pufferlib_trains_with_a_memory_and_every_switch_changed():
         assert metrics[name].shape == (3,)
         assert np.isfinite(metrics[name]).all()
     assert all(int(np.sum(x)) == 0 for name, x in metrics.items() if name.startswith("nonfinite/"))
-    bonus = metrics["policy_loss"] + config.vf_coef * metrics["value_loss"] - metrics["loss"]  # what is left is it
+    bonus = metrics["policy_loss"] + config.vf_coef * metrics["value_loss"] - metrics["loss"]  # the bonus is left
     np.testing.assert_allclose(bonus / metrics["entropy"], [1, 2 / 3, 1 / 3], rtol=1e-3)
 
 
 @pytest.mark.parametrize("recipe", [cleanrl_ppo, pufferlib_ppo, ippo], ids=lambda recipe: recipe.__name__)
 def test_presets_can_be_made(recipe):
-    """`make_train` traces an update, so what does not fit together would fail."""
+    """`make_train` traces an update, so parts that do not fit together would fail."""
     if recipe is ippo:
         pytest.importorskip("jaxmarl")
     for preset in recipe.PRESETS.values():
         train = recipe.make_train(preset)
         assert train.num_updates * train.steps_per_update <= preset.total_timesteps
-    if recipe is cleanrl_ppo:  # with a recurrent policy, minibatches keep the time axis
+    if recipe is cleanrl_ppo:  # minibatches keep the time axis for a recurrent policy
         recurrent = networks.actor_critic(train.env, shared=True, memory="gru")
         assert recipe.make_train(dataclasses.replace(preset, num_minibatches=4), policy=recurrent).shapes
 
@@ -147,7 +147,7 @@ def test_the_actor_plays_with_the_policy_from_before_the_update(tmp_path):
 
 
 def test_vtrace_corrects_a_lagging_actor():
-    """On a rollout of its own policy the update is that of the recipe without a lag; on an older one it is not."""
+    """On a rollout of its own policy, the update is that of the recipe without a lag; on an older one it is not."""
     config = async_ppo.Config(**TINY, hidden=(8,))
     train, plain = (one.make_train(config, envs.make("CartPole-v1")) for one in (async_ppo, mujoco_ppo))
     state = train.jitted_init(jax.random.key(0))
@@ -155,14 +155,14 @@ def test_vtrace_corrects_a_lagging_actor():
     update = [jax.jit(one.learner.update) for one in (train, plain)]
     first = [one(state.key, state.learner, own[1])[1]["policy_loss"] for one in update]
     np.testing.assert_allclose(first[0], first[1], rtol=1e-3, atol=1e-5)
-    older = own[1].replace(log_prob=own[1].log_prob + 1.0)  # as if the actor had found its actions more likely
+    older = own[1].replace(log_prob=own[1].log_prob + 1.0)  # as if the actor had considered its actions more likely
     losses = [one(state.key, state.learner, older)[1]["policy_loss"] for one in update]
     assert abs(float(losses[0] - losses[1])) > 1e-3
     assert bool(jnp.isfinite(losses[0]))
 
 
 def test_trpo_moves_the_actor_as_far_as_the_divergence_allows():
-    """Its critic, which is trained later, does not move it."""
+    """The critic, which is trained later, does not move the actor."""
     train = trpo.make_train(trpo.Config(**TINY, env_id="Pendulum-v1", max_kl=0.02))
     state = train.jitted_init(jax.random.key(0))
     _, batch, _ = jax.jit(train.collect)(state)

@@ -1,4 +1,4 @@
-"""One update of PPO in NumPy, with linear networks, and a switch that plants one fault at a time."""
+"""One update of PPO in NumPy with linear networks, into which one fault at a time can be planted."""
 
 import numpy as np
 from scipy.special import log_softmax
@@ -18,7 +18,7 @@ CHAIN = f"""pp.chain(
 )"""
 OPTIMIZER = f"pp.clipped_adam({RATE}, max_grad_norm={MAX_NORM}, eps=1e-5)"
 
-FAULTS = {  # the stage of each
+FAULTS = {  # by the stage where they show
     "policy": ("stale log-probabilities", "values of other parameters"),
     "advantage": ("gamma 0.95", "done one step late", "time limits ignored", "trace through time limits",
                   "target is the advantage"),
@@ -47,7 +47,7 @@ def estimates(z, fault):
 
 
 def loss_and_gradient(params, rows, advantage, fault):
-    """The loss of a minibatch, its terms, and the gradient by hand."""
+    """Return a minibatch's loss, its terms, and the gradient derived by hand."""
     size, action, old = len(rows["obs"]), rows["action"], rows["log_prob"]
     logits = log_softmax(rows["obs"] @ params["policy"], axis=-1)
     probability, onehot = np.exp(logits), np.eye(2)[action]
@@ -95,7 +95,7 @@ def adam(params, gradient, moments, step, fault):
 
 
 def record_update(fault=None):
-    """The record of one update, with a fault."""
+    """Return the record of one update with a fault."""
     rng = np.random.default_rng(0)
     params = {"policy": rng.normal(size=(3, 2)), "value": rng.normal(size=3)}
     acted = {name: 1.1 * x for name, x in params.items()}

@@ -1,4 +1,4 @@
-"""`compare_update` against a program of another kind, with one fault at a time, and against the recorded originals."""
+"""`compare_update` against a different program with one fault at a time, and against the recorded originals."""
 
 import functools
 
@@ -19,7 +19,7 @@ from . import numpy_ppo
 
 
 def recorded(fault=None, without=()):
-    """The record of the update in NumPy with a fault, in float32, without some of its keys."""
+    """Return the record of the update in NumPy, with a fault, in float32, and without some of its keys."""
     record = {name: x for name, x in numpy_ppo.record_update(fault).items() if name not in without}
     return jax.tree.map(lambda x: np.asarray(x, np.float32 if x.dtype.kind == "f" else x.dtype), record)
 
@@ -35,7 +35,7 @@ def test_faults_are_located():
 
 
 def test_only_what_is_recorded_is_needed():
-    """Without advantages and parameters after each step, the first gradient step is compared."""
+    """Without advantages and the parameters after each step, only the first gradient step is compared."""
     without = ("advantage", "target", "gradient/policy", "gradient/value", "params_after/policy", "params_after/value")
     found = compared(recorded("weight decay", without))
     assert found.first is None
@@ -67,7 +67,7 @@ def test_single_change_explains_the_record(fault, change):
     assert (found.changes, found.left) == ((change,), None)
     assert compared(record, chain=numpy_ppo.CHAIN).changes == (change,)
     space = {}
-    exec(found.update, space)  # what it prints is a program
+    exec(found.update, space)  # it prints a program
     assert compared(record, chain=space["chain"], optimizer=space["optimizer"]).first is None
 
 
@@ -189,7 +189,7 @@ def of_library(name):
 
 
 def of_jaxagents(phase):
-    """One of its two phases, which is an update of its own."""
+    """Return the record of one of its two phases, each of which is an update."""
     z = load("jaxdem_jaxagents/ippo_cont_nostop")
     fields, batch = ("obs", "action", "log_prob", "value", "reward", "next_value"), test_jaxagents.rollout(z)
     record = {x: getattr(batch, x) for x in fields} | {"terminated": batch.terminated.astype(float)}
@@ -212,7 +212,7 @@ LIBRARIES = ("stable_baselines3", "tianshou", "rsl_rl", "skrl", "rl_games", "bra
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*LIBRARIES, "actor", "critic"])
 def test_originals_are_identified(name):
-    """From the default chain, without the name of the library. CleanRL is the example of docs/compare_update.md."""
+    """The search begins at the default chain, without the library's name. docs/compare_update.md shows CleanRL."""
     double = name in LIBRARIES
     with jax.enable_x64(double):
         record, evaluate = (of_library if double else of_jaxagents)(name)

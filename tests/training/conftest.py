@@ -29,7 +29,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def make_train(train):
-    """As the recipe's, but the programs are there already."""
+    """Make the recipe's `Train`, whose programs are compiled already."""
 
     def make_train(config: cleanrl_ppo.Config):
         assert config == tiny(UPDATES)
@@ -40,19 +40,19 @@ def make_train(train):
 
 @pytest.fixture(scope="package")
 def whole(train, place):
-    """A run that nothing interrupted."""
+    """Run without interruption."""
     return go(train, place, "whole", eval_episodes=3, tensorboard=True)
 
 
 @pytest.fixture(scope="package")
 def evaluated(train, place):
-    """A run with an evaluation after updates 5, 10 and 12, that keeps every checkpoint."""
+    """Run with an evaluation after updates 5, 10 and 12, and keep every checkpoint."""
     return go(train, place, "evaluated", **EVALUATED, tensorboard=True)
 
 
 @pytest.fixture(scope="package")
 def crashed(train, place):
-    """A run that died in update 11, with checkpoints of 4 and 8; copy it before you touch it."""
+    """Return a run that died in update 11, with checkpoints 4 and 8; copy it before you change it."""
     with pytest.raises(Crash):
         go(train, place, "crashed", program=acting(12, crash))
     return place / "crashed"

@@ -1,4 +1,4 @@
-"""Checkpoints: complete, what they say they are, or passed over."""
+"""Checkpoints are complete, are what they say they are, or are skipped."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_checkpoint_holds_any_tree_of_arrays(tmp_path, monkeypatch):
         "keys": jax.random.split(jax.random.key(4, impl="rbg"), 2), "list": [jnp.int32(5), np.float32(0.1)],
     }  # fmt: skip
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
-    (tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp").mkdir(parents=True)  # of a process that was killed
+    (tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp").mkdir(parents=True)  # left by a process that was killed
     for step in (3, 10, 20):
         checkpoints.save(step, state | {"list": [jnp.int32(step), np.float32(0.1)]})
     assert steps(tmp_path) == checkpoints.steps() == [10, 20]
@@ -59,7 +59,7 @@ def test_checkpoint_holds_any_tree_of_arrays(tmp_path, monkeypatch):
             file.unlink()
         raise Crash
 
-    monkeypatch.setattr(shutil, "rmtree", die)  # the new one is complete before an old one goes, which is none by then
+    monkeypatch.setattr(shutil, "rmtree", die)  # the new one is complete before an old one is damaged
     with pytest.raises(Crash):
         Checkpoints(tmp_path / "checkpoints", keep=1).save(30, state)
     assert checkpoints.steps() == [11, 20, 30]
@@ -72,7 +72,7 @@ def cut(folder):
 
 
 def change(folder):
-    """As orbax sees it, nothing is wrong."""
+    """Change what orbax does not notice."""
     arrays = checkpoint(folder.parents[1], int(folder.name))
     del arrays["step"]
     name = next(name for name in arrays if name.endswith("kernel"))
@@ -96,7 +96,7 @@ def test_checkpoint_that_is_damaged_is_passed_over(train, broken, whole, tmp_pat
 
 def test_checkpoint_best_is_kept_besides_the_latest(train, make_train, evaluated, tmp_path):
     returns = {update: metrics["evaluation/episode_return"] for update, metrics in evaluations(evaluated[0]).items()}
-    assert set(steps(evaluated[0])) >= {4, 5, 8, 12}  # all that were made
+    assert set(steps(evaluated[0])) >= {4, 5, 8, 12}  # these are all that were made
     best = max(returns, key=returns.get)
     folder, result = go(train, tmp_path, "run", **EVALUATED | {"keep_checkpoints": 1})
     assert result["best"] == {"metric": "evaluation/episode_return", "update": best, "value": returns[best]}
@@ -125,7 +125,7 @@ def test_checkpoint_best_is_judged_by_the_last_tenth_of_the_run_before_it(train,
 
 
 def test_checkpoint_that_is_replaced_while_it_is_read(monkeypatch, train, whole, tmp_path):
-    """Another process writes: what has disappeared is not called damaged."""
+    """Another process writes, so what has disappeared must not be called damaged."""
     folder = Path(shutil.copytree(whole[0], tmp_path / "run"))
     read = Checkpoints._read
 

@@ -35,11 +35,11 @@ RECIPES = (cleanrl_ppo, pufferlib_ppo, ippo)
 
 
 class Reached(Exception):
-    """Where a run would begin."""
+    """Raised where a run would begin."""
 
 
 def make_train(config: training.Config):
-    """Stands in for the one of a recipe, without tracing anything."""
+    """Stand in for a recipe's function, without tracing anything."""
     return SimpleNamespace()
 
 
@@ -48,14 +48,14 @@ def begin(train, config, options):
 
 
 def reached(*argv, recipe=cleanrl_ppo):
-    """The configuration, the options and the recipe with which a run would begin."""
+    """Return the configuration, the options and the recipe with which a run would begin."""
     with pytest.raises(Reached) as begun:
         training.main(make_train, recipe.PRESETS, [*argv], run=begin)
     return begun.value.args
 
 
 def ends_with(*argv, says, recipe=cleanrl_ppo):
-    """The command line of a recipe ends with this sentence, before a run begins."""
+    """Check that a recipe's command line ends with this sentence before a run begins."""
     with pytest.raises(SystemExit, match=f"^error: {says}"):
         training.main(recipe.make_train, recipe.PRESETS, [*argv], run=begin)
 
@@ -68,8 +68,8 @@ def ended_by_tyro(argv, says, capsys):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_config_numbers_of_a_recipe_declare_their_range(recipe, capsys, monkeypatch):
-    """Out of range, the command line names the flag and Python the field, before an environment is made."""
-    monkeypatch.setenv("COLUMNS", "80")  # options below each other
+    """If one is out of range, the command line names the flag, and Python the field, before making an environment."""
+    monkeypatch.setenv("COLUMNS", "80")  # options are below each other
     with pytest.raises(SystemExit):
         training.main(functools.partial(recipe.make_train), recipe.PRESETS, ["--help"])
     text = " ".join(capsys.readouterr().out.replace("│", "").split())
@@ -158,7 +158,7 @@ def test_flags_of_whole_numbers_take_scientific_notation(capsys):
         ended_by_tyro(argv, says, capsys)
     names = ("total_timesteps", "microbatch", "hidden", "num_seeds", "keep_checkpoints")
     config, options, recipe = reached(*(word for name in names for word in (f"--{name.replace('_', '-')}", "1e3")))
-    assert recipe == __name__  # the module of make_train, and not that of the configuration
+    assert recipe == __name__  # the module of make_train, not that of the configuration
     found = [getattr(config if hasattr(config, name) else options, name) for name in names]
     assert repr(found) == "[1000, 1000, (1000,), 1000, 1000]"
 
@@ -199,7 +199,7 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
     ):
         path.write_text(content)
         ends_with("--config", str(path), says=re.escape(says).replace(r"\.\*", ".*"))
-    (tmp_path / "mine.json").write_text('{\n\t"num_envs": 8, "num_envs": 16}')  # YAML has no tabs
+    (tmp_path / "mine.json").write_text('{\n\t"num_envs": 8, "num_envs": 16}')  # YAML does not allow tabs
     ends_with("--config", str(tmp_path / "mine.json"), says=r".*mine\.json gives num_envs twice: leave one of them out")
     ends_with("--config", "a", "--config", "b", says="--config is given twice: put all options into one file")
     ends_with("--config", str(tmp_path / "absent.yaml"), says=r".*absent\.yaml: No such file")
@@ -222,7 +222,7 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
 
 def test_errors_of_the_user_end_with_a_sentence_that_names_the_flag():
     error = pp.errors.UserValueError("must lie in [0, 1], got 2.0", where="Config", argument="gamma")
-    error = pickle.loads(pickle.dumps(error))  # as between processes
+    error = pickle.loads(pickle.dumps(error))  # as if it came from another process
     for raised, flags, says in (
         (error, ["gamma", "name"], "--gamma must lie in [0, 1], got 2.0"),
         (error, [], str(error)),
@@ -232,7 +232,7 @@ def test_errors_of_the_user_end_with_a_sentence_that_names_the_flag():
     ):
         with pytest.raises(SystemExit, match=f"^error: {re.escape(says)}$"), training.exit_on_user_error(flags):
             raise raised
-    with pytest.raises(ValueError, match="a"), training.exit_on_user_error():  # it keeps its traceback
+    with pytest.raises(ValueError, match="a"), training.exit_on_user_error():  # such an error keeps its traceback
         raise ValueError("a")
 
 
@@ -243,7 +243,7 @@ def test_how_a_run_ends_is_how_the_command_ends():
     for name in ("SIGINT", "SIGTERM"):
         with pytest.raises(SystemExit, match=f"^{128 + signal.Signals[name]}$"):
             main(lambda *_, name=name: {"interrupted_by": name})
-    assert main(lambda *_: {"interrupted_by": "StopRun"}) == {"interrupted_by": "StopRun"}  # it stopped itself
+    assert main(lambda *_: {"interrupted_by": "StopRun"}) == {"interrupted_by": "StopRun"}  # the run stopped itself
     with pytest.raises(SystemExit, match=f"^{128 + signal.SIGINT}$"):
         main(unittest.mock.Mock(side_effect=KeyboardInterrupt()))
 
@@ -262,7 +262,7 @@ def test_recipes_are_listed_with_their_presets(monkeypatch):
 
 
 def test_commands_of_the_pages_give_a_configuration():
-    """Those that need neither a file nor a second device; no environment is made."""
+    """Leave out commands that need a file or a second device, and make no environment."""
 
     def make_train(config: training.Config):
         raise Reached(config)
@@ -283,7 +283,7 @@ CHANGED = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "c
 
 @pytest.fixture
 def settings(monkeypatch):
-    """JAX's settings of a process that keeps no programs, by their names without prefix."""
+    """Use JAX's settings in a process that keeps no programs; return them by their names without prefix."""
     before = {f"jax_{name}": jax.config.values[f"jax_{name}"] for name in (*CHANGED, "enable_compilation_cache")}
     for name in CHANGED:
         monkeypatch.delenv(f"JAX_{name.upper()}", raising=False)
@@ -300,7 +300,7 @@ def test_programs_are_kept_in_the_cache_folder_of_the_user(settings, tmp_path, m
     keep_compiled_programs()
     assert capsys.readouterr().err.startswith("compiled programs are not kept: [Errno 20] Not a directory")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", "7")  # which wins
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", "7")  # the user's setting wins
     limit = settings()["compilation_cache_max_size"]
     assert limit != CACHE_LIMIT
     for option, folder in ((False, None), (True, tmp_path / "ppo_parts" / "jax")):
@@ -323,7 +323,7 @@ def test_a_run_says_how_long_compiling_took_the_last_time(settings, tmp_path, ca
         return [record.message for record in caplog.records[-2:]]
 
     caplog.set_level("INFO", "ppo_parts.training")
-    assert said(9.0) == ["compiling", "compiled in 9.0 s"]  # no folder, so that nothing is known the next time
+    assert said(9.0) == ["compiling", "compiled in 9.0 s"]  # there is no folder, so nothing is known the next time
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "jax"))
     assert said(8.0) == ["compiling", "compiled in 8.0 s"]
     assert said(1.0) == ["compiling; recipe CartPole-v1 took 8.0 s the last time", "compiled in 1.0 s"]

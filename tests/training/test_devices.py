@@ -1,4 +1,4 @@
-"""Runs on several simulated devices: the same rows to rounding; several seeds, the same bits."""
+"""Runs on several simulated devices have the same rows up to rounding; several seeds have the same bits."""
 
 import functools
 import json
@@ -24,12 +24,12 @@ CONFIG = tiny(6 * 2, num_envs=8, num_steps=4, num_minibatches=1, shards=4)
 
 
 def last_program():
-    """The last program of updates that was compiled."""
+    """Return the last program of updates that was compiled."""
     return [*ByTwos.programs.values()][-1]
 
 
 def check_environments(place):
-    """One device, then four: the rows and the last state of one device. Devices send only sums."""
+    """Check that four devices continue a run of one with its rows and last state, and that devices send only sums."""
     env = envs.prepare(recipe.walk(), normalize=True, gamma=0.9)
     run = functools.partial(go, cleanrl_ppo.make_train(CONFIG, env), place, config=CONFIG, eval_episodes=3)
     expected, result = run("one")
@@ -45,7 +45,7 @@ def check_environments(place):
 
 
 def check_seeds(place):
-    """Four seeds on two devices: the bits of one device, and no device needs another."""
+    """Check that four seeds on two devices have the bits of one device, and that no device needs another."""
     config = recipe.Config()
     run = functools.partial(go, recipe.make_train(config), place, config=config, num_seeds=4)
     expected, _ = run("one")
@@ -56,7 +56,7 @@ def check_seeds(place):
 
 
 def check_population(place):
-    """Four members on two devices: the bits of one device, also after a selection."""
+    """Check that four members on two devices have the bits of one device, also after a selection."""
     config, ranges = recipe.Config(total_timesteps=64), {"learning_rate": training.Range(1e-3, 1e-1)}
     train = training.population(recipe.make_train, ranges, members=4, every=2, fraction=0.25, metric="loss")(config)
     (expected, _), (several, _) = (go(train, place, f"on_{n}", config, num_devices=n) for n in (1, 2))
@@ -68,7 +68,7 @@ def check_population(place):
 
 
 def check_refusals():
-    """What devices cannot share equally is refused before a run has a folder; shards follow --num-devices."""
+    """Check that a run refuses what devices cannot share before it has a folder; shards follow --num-devices."""
     train, host = cleanrl_ppo.make_train(CONFIG), SimpleNamespace(on_host=True)
     for run, options, message in (
         (train, {"num_devices": 8}, "must be at most the 4 that JAX finds, got 8; .*device_count=8 simulates"),
@@ -90,7 +90,7 @@ def check_refusals():
 
 
 def check_one_ahead(place):
-    """An actor that collects one rollout ahead, whose program has arrays on two devices."""
+    """Check an actor that collects one rollout ahead, whose program has arrays on two devices."""
     config = recipe.Config(total_timesteps=48, shards=2)
     folder, _ = go(recipe.make_train(config), place, "run", config, async_ppo.OneAhead, num_devices=2)
     assert [row["update"] for row in rows(folder)] == [0, 1, 2]
@@ -98,7 +98,7 @@ def check_one_ahead(place):
 
 @mock.patch.object(jax, "process_count", return_value=2)
 def check_processes(_):
-    """What several processes gather is compiled once; programs of two threads could meet in another order in each."""
+    """Check that gathering compiles once, and that programs in two threads, whose order could differ, are refused."""
     program = training.Program(cleanrl_ppo.make_train(CONFIG), 1, training.RunOptions())
     numbers = jax.device_put(np.arange(4), jax.NamedSharding(program.mesh, _program.SEEDS))
     gathered = [program.gather(numbers) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""`training.population`: members with hyperparameters of their own, whom selections replace."""
+"""`training.population`: each member has its own hyperparameters, and selections replace members."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ def population():
 
 @pytest.fixture(scope="module")
 def first(population):
-    """The state of a run before its first update."""
+    """Return the state of a run before its first update."""
     return population.jitted_init(jax.random.key(1))
 
 
@@ -76,7 +76,7 @@ def test_a_killed_population_ends_as_one_that_was_not(population, first, tmp_pat
 
 
 def test_a_selection_copies_the_best_and_explores(population, first):
-    """The two worst of ten continue the two best, with other hyperparameters inside their ranges and other keys."""
+    """The two worst of ten continue from the two best, with other hyperparameters in their ranges and other keys."""
     scores = jnp.array([5.0, 3.0, jnp.nan, 8.0, 2.0, 9.0, 4.0, 6.0, 1.0, 7.0])  # no episode of member 2 has ended
     before = first._replace(total=scores, number=jnp.where(jnp.isnan(scores), 0.0, 1.0))
     keys = jax.vmap(jax.random.key)(jnp.arange(100))
@@ -100,12 +100,12 @@ def test_a_selection_copies_the_best_and_explores(population, first):
         middle = np.sqrt(limits.low * limits.high) if limits.low else limits.high / 2
         assert 0.25 < np.mean(drawn < middle) < 0.75
 
-    seven = altered(population, members=7, fraction=0.5)  # three are copied by three
+    seven = altered(population, members=7, fraction=0.5)  # three replace three
     before_seven = jax.tree.map(lambda x: x[:7] if x.ndim else x, before)
     _, parents = jax.jit(jax.vmap(lambda key: seven.select(before_seven._replace(key=key))))(keys)
     assert (np.asarray(parents) != np.arange(7)).all(axis=0).tolist() == [i in (1, 2, 4) for i in range(7)]
     assert set(np.unique(parents[:, [1, 2, 4]])) == {0, 3, 5}
-    np.testing.assert_array_equal(parents[:, 6], np.full(100, 6))  # the middle one
+    np.testing.assert_array_equal(parents[:, 6], np.full(100, 6))  # the middle one stays
 
     for alike in (jnp.zeros(10), jnp.full(10, -jnp.inf)):  # no member is better
         _, parents = population.select(before._replace(total=alike, number=jnp.ones(10)))

@@ -1,4 +1,4 @@
-"""Runs in processes of their own: one that is killed again and again, and two that train together."""
+"""Runs in their own processes: one that is killed again and again, and two that train together."""
 
 import json
 import os
@@ -26,7 +26,7 @@ HEARTBEAT = 10
 
 
 def started(processes, place, *argv):
-    """The recipe in one or several processes, as torchrun starts them; `output` has what they print."""
+    """Start the recipe in one or several processes, as torchrun does; `output` has what they print."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1] - 1
@@ -57,7 +57,7 @@ def wait_for(condition, processes, place, seconds=300, pause=0.2):
 
 
 def complete(folder):
-    """Numbers of the complete checkpoints."""
+    """Return the numbers of the complete checkpoints."""
     return [int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdecimal()]
 
 
@@ -67,7 +67,7 @@ def half_written(folder):
     return max(partial, default=0) > max(complete(folder), default=0)
 
 
-def test_kill_twenty_times_ends_the_same(tmp_path):
+def test_a_run_killed_twenty_times_ends_the_same(tmp_path):
     def finish(*argv):
         (process,) = started(1, tmp_path, *argv)
         assert process.wait() == 0, output(tmp_path)
@@ -79,7 +79,7 @@ def test_kill_twenty_times_ends_the_same(tmp_path):
     for number in range(KILLS):
         writing = rng.random() < 0.7
         resumed = ["--resume", str(folder)] if (folder / "config.json").exists() else [*command, "run"]
-        every = "1" if writing else "50"  # so that most of the time goes into checkpoints, or into updates
+        every = "1" if writing else "50"  # so most of the time goes into checkpoints, or into updates
         before, latest = logged(folder), max(complete(folder), default=0)
         (process,) = started(1, tmp_path, *resumed, "--checkpoint-every", every)
         if number % 10 == 9:
@@ -96,7 +96,7 @@ def test_kill_twenty_times_ends_the_same(tmp_path):
         from_update = re.search(r"environment steps(?:, from update (\d+))?\n", output(tmp_path))
         assert from_update is None or int(from_update[1] or 0) == latest
         moments["checkpoint" if half_written(folder) else "update" if logged(folder) > before else "start"] += 1
-        assert not complete(folder) or checkpoint(folder)  # as orbax alone reads it
+        assert not complete(folder) or checkpoint(folder)  # orbax alone can read it
     finish("--resume", str(folder), "--checkpoint-every", "50")
     assert_same_run(folder, tmp_path / "whole")
     best = json.loads((folder / "result.json").read_text())["best"]["update"]
@@ -106,7 +106,7 @@ def test_kill_twenty_times_ends_the_same(tmp_path):
 
 
 def test_two_processes(tmp_path):
-    """The rows of one; one signal stops both; and a loss is noticed."""
+    """Two processes have the rows of one; one signal stops both; and the survivor notices if one is lost."""
     folder, alone = tmp_path / "two", tmp_path / "one"
     new = f"{SIZES}{TOGETHER}--directory {tmp_path} --name".split()
 
@@ -126,12 +126,12 @@ def test_two_processes(tmp_path):
         for name in expected:
             np.testing.assert_allclose(found[name] or 0, expected[name] or 0, 1e-3, 1e-4, err_msg=name)
 
-    # If one is killed, the other notices: a collective operation fails.
+    # If one is killed, the other notices, because a collective operation fails.
     gone, died = "JaxRuntimeError", "another task died"
     lost = rows_after_loss(folder, saved, tmp_path, 1, signal.SIGKILL, gone)
 
-    # The run that is resumed repeats what was computed after the checkpoint. Now the first process is killed, through
-    # which the others find each other: JAX ends them itself. The same happens if one does not answer any more.
+    # The resumed run repeats what was computed after the checkpoint. Now the first process is killed, through which the
+    # others find each other, so JAX itself ends them. The same happens if a process no longer answers.
     assert rows_after_loss(folder, saved, tmp_path, 0, signal.SIGKILL, died) == lost
     assert rows_after_loss(folder, saved, tmp_path, 1, signal.SIGSTOP, died) == lost
 
@@ -139,7 +139,7 @@ def test_two_processes(tmp_path):
 def rows_after_loss(folder, saved, place, victim, signal_number, sentence):
     """Resume, stop one process, and wait for the other to end with a sentence; return rows after the checkpoint."""
     two = started(2, place, "--resume", str(folder))
-    wait_for(lambda: logged(folder) == saved, two, place)  # it has cut off the rows after the checkpoint
+    wait_for(lambda: logged(folder) == saved, two, place)  # then it has cut off the rows after the checkpoint
     wait_for(lambda: logged(folder) > saved + 20, two, place)
     two[victim].send_signal(signal_number)
     began, survivor = time.monotonic(), 1 - victim
@@ -151,5 +151,5 @@ def rows_after_loss(folder, saved, place, victim, signal_number, sentence):
             process.wait()
     assert time.monotonic() - began < 2 * HEARTBEAT, output(place, survivor)
     assert sentence in output(place, survivor)
-    whole = (folder / "metrics.jsonl").read_text().splitlines()[: saved + 20]  # the last one may have been cut off
+    whole = (folder / "metrics.jsonl").read_text().splitlines()[: saved + 20]  # the last row may have been cut off
     return list(map(json.loads, whole))

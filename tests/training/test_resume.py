@@ -1,4 +1,4 @@
-"""A run taken up again: loaded, resumed as if nothing had happened, or as the state with which another begins."""
+"""A run is loaded, resumed as if nothing had happened, or used as the state with which another one begins."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ def test_load_brings_back_policy_and_history(train, make_train, whole, evaluated
     assert run.config == tiny(UPDATES)
     assert run.train is train
     assert run.update == UPDATES
-    plain = vars(make_train).get("__wrapped__", make_train)  # whose module calls `training.main`, which decorates it
+    plain = vars(make_train).get("__wrapped__", make_train)  # its module calls `training.main`, which decorates it
     assert training.load(whole[0], plain).train.recipe == train.recipe
     for path, x in jax.tree.leaves_with_path(run.state.learner.params):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -70,7 +70,7 @@ def test_load_says_why_it_cannot(train, make_train, whole, tmp_path, broken):
 
 
 def test_init_from_with_another_configuration(monkeypatch, whole, tmp_path, capsys):
-    """More updates, another rate."""
+    """The new run has more updates and another rate."""
     config = tiny(16, learning_rate=1e-3)
     train = cleanrl_ppo.make_train(config)
     monkeypatch.chdir(whole[0].parent)
@@ -80,12 +80,12 @@ def test_init_from_with_another_configuration(monkeypatch, whole, tmp_path, caps
             with pytest.raises(Crash):
                 go(train, tmp_path, name, config, init_from=Path(whole[0].name))
     with open_run(train, config, RunOptions(name="other", directory=tmp_path)) as (_, done, state):
-        assert (done, state) == (0, None)  # a new run does not continue what is left of it
+        assert (done, state) == (0, None)  # a new run does not continue what is left there
     aside = sorted(path.name.split("-")[0] for path in (tmp_path / "other" / "aside").iterdir())
     assert aside == ["checkpoints", "metrics.jsonl"]
     with pytest.raises(Crash):
         go(train, tmp_path, "run", config, init_from=Path(whole[0].name), program=acting(2, crash))
-    monkeypatch.chdir(tmp_path)  # the folder is known by its absolute path
+    monkeypatch.chdir(tmp_path)  # the run knows the folder by its absolute path
     folder, _ = go(train, None, "", config, resume=tmp_path / "run")
     assert "from update 12" in capsys.readouterr().out
     assert (folder / "metrics.jsonl").read_text().startswith((whole[0] / "metrics.jsonl").read_text())
@@ -124,14 +124,14 @@ def test_init_from_takes_over_what_is_not_given(train, make_train, whole, tmp_pa
 
 
 @pytest.mark.parametrize(("undisturbed", "options", "after"), [("whole", {}, 4), ("evaluated", EVALUATED, 10)])
-def test_resume_after_a_crash_ends_as_if_there_was_none(train, request, tmp_path, undisturbed, options, after, capsys):
-    """In TensorBoard, too, where what the killed process wrote after the checkpoint is hidden."""
+def test_resume_after_a_crash_ends_as_if_there_were_none(train, request, tmp_path, undisturbed, options, after, capsys):
+    """This includes TensorBoard, which hides what the killed process wrote after the checkpoint."""
     expected, _ = request.getfixturevalue(undisturbed)
     folder, options = tmp_path / "run", options | {"tensorboard": True}
     capsys.readouterr()
     with pytest.raises(Crash):
         go(train, tmp_path, "run", program=acting(after, crash), **options)
-    if after == 4:  # before the first checkpoint
+    if after == 4:  # it died before the first checkpoint
         for which in (3, "best"):
             with pytest.raises((FileNotFoundError, ValueError), match=r"no checkpoint .* is none|there are none"):
                 go(train, None, "", resume=folder, checkpoint=which)
@@ -151,7 +151,7 @@ CHECKPOINT = Checkpoints, "_open_checkpointer", "10 could not be written: .*No s
 
 @pytest.mark.parametrize(("where", "what", "says"), [ROWS, CHECKPOINT])
 def test_resume_after_a_full_disk(monkeypatch, train, whole, tmp_path, where, what, says):
-    """The run ends as if there had been room; and checkpoints need not divide it."""
+    """The run ends as if there had been room; its length need not be a multiple of `checkpoint_every`."""
     with monkeypatch.context() as patch:
         program = acting(10, lambda: patch.setattr(where, what, FULL_DISK))
         with pytest.raises(training.RunFolderError, match=says):
@@ -180,7 +180,7 @@ def test_resume_with_another_configuration_is_refused_and_the_field_named(train,
 
 
 def test_resume_from_the_command_line_keeps_all_but_the_options_that_are_given(broken, capsys):
-    """And names what is not as it was, which may change the last bits."""
+    """It also names settings that have changed, which may change the last bits."""
     path = broken / "config.json"
     path.write_text(path.read_text().replace('"jax_enable_x64": false', '"jax_enable_x64": true'))
     given = ["--resume", str(broken), "--eval-episodes", "2", "--eval-every", "6", "--no-progress"]
@@ -203,7 +203,7 @@ def test_resume_takes_over_the_options_of_a_run_or_says_which_differ(train, make
 
 
 def test_all_processes_read_the_checkpoint_that_the_first_one_found(monkeypatch, train, tmp_path):
-    """Also if it is number 0; the other processes have stand-ins."""
+    """This includes checkpoint number 0; the other processes are stand-ins."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(_folder, "is_first", lambda: False)
     monkeypatch.setattr(_folder, "fail_together", lambda what: contextlib.nullcontext())
@@ -216,7 +216,7 @@ def test_all_processes_read_the_checkpoint_that_the_first_one_found(monkeypatch,
 
 
 def test_resume_deletes_nothing_before_it_is_accepted(train, evaluated, tmp_path):
-    """Not where it is refused; and where it goes back, what came later is set aside."""
+    """If it is refused, it deletes nothing; if it goes back, it sets aside what came later."""
     folder = Path(shutil.copytree(evaluated[0], tmp_path / "run"))
     before = steps(folder)
     (folder / "checkpoints" / "4" / "_METADATA").unlink()

@@ -1,4 +1,4 @@
-"""What a run leaves behind, and what it refuses before it leaves anything; the metrics file, which no policy needs."""
+"""What a run leaves behind, what it refuses before it leaves anything, and the metrics file, which no policy needs."""
 
 import contextlib
 import dataclasses
@@ -53,8 +53,8 @@ def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
     assert timing["device"] == jax.devices()[0].device_kind
     assert steps(folder) == [8, 12]
     earlier, later = (checkpoint(folder, step)["key"] for step in (8, 12))
-    assert not np.array_equal(earlier, later)  # every update has keys of its own
-    seen = runs.scalars(folder)  # of TensorBoard
+    assert not np.array_equal(earlier, later)  # every update has its own keys
+    seen = runs.scalars(folder)  # in TensorBoard
     assert set(seen) >= {"charts/episode_return", "losses/loss", "losses/approx_kl", "time/steps_per_second"}
     assert list(seen["losses/loss"]) == [row["env_steps"] for row in found[1::2]]
     means = [(row["loss"] + after["loss"]) / 2 for row, after in zip(found[::2], found[1::2], strict=True)]
@@ -62,7 +62,7 @@ def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
 
 
 def test_run_of_several_seeds_is_one_program(whole, train, make_train, place, monkeypatch):
-    """So are their evaluations: traced once to see that they can work, and once for all of them."""
+    """Their evaluations are one program, too: traced once to see that they can work, and once for all of them."""
     traced, told, play = [], [], training.Train.evaluate_policy
 
     def evaluate_policy(*args, **given):
@@ -77,7 +77,7 @@ def test_run_of_several_seeds_is_one_program(whole, train, make_train, place, mo
     found = rows(several)
     for mine, alone in zip(found, rows(whole[0]), strict=True):
         assert (mine["update"], mine["env_steps"]) == (alone["update"], alone["env_steps"])
-        assert mine["loss"][0] == pytest.approx(alone["loss"], rel=1e-3, abs=1e-5)  # seed 1 is seed 1
+        assert mine["loss"][0] == pytest.approx(alone["loss"], rel=1e-3, abs=1e-5)  # the first seed is seed 1
     assert len({tuple(row["loss"][i] for row in found) for i in range(3)}) == 3
     assert result["evaluation"]["terminated"] + result["evaluation"]["truncated"] == 15
     run, played = training.load(several, make_train), runs.evaluations(several)
@@ -94,7 +94,7 @@ def test_run_of_several_seeds_is_one_program(whole, train, make_train, place, mo
 
 
 def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys, caplog, monkeypatch):
-    """And as a function it prints nothing: its messages are logged."""
+    """As a function, `run` prints nothing: its messages are logged."""
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "propagate", True)
     folder, result = go(train, place, "endless", program=measuring(episode_return=np.nan, episodes=0.0))
@@ -105,7 +105,7 @@ def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys, caplog,
     assert capsys.readouterr().out == ""
     assert "no episode ended" in caplog.messages
     numbers = dict.fromkeys(stored["last_100_episodes_return"])
-    _reports.announce({**stored, "evaluation": {"episodes": 2, "episode_return": numbers}})  # of a run that is complete
+    _reports.announce({**stored, "evaluation": {"episodes": 2, "episode_return": numbers}})  # of a completed run
     assert "evaluation over 2 episodes: not finite" in caplog.messages
 
 
@@ -128,7 +128,7 @@ def test_run_folder_is_new_or_named_with_the_reason_why_it_cannot_be_used(train,
         folders.append(folder.path.name)
     assert folders == ["CartPole-v1-s1-now", "CartPole-v1-s1-now-2", "jaxmarl:SMAX-3m-s1-now"]
     exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: "-now" not in path.name and exists(path))  # of one begun at once
+    monkeypatch.setattr(Path, "exists", lambda path: "-now" not in path.name and exists(path))  # two runs begin at once
     with open_run(train, tiny(), RunOptions(directory=tmp_path)) as (folder, *_):
         assert folder.path.name == "CartPole-v1-s1-now-3"
 
@@ -150,7 +150,7 @@ def test_run_has_one_writer_and_ends_if_its_log_is_removed(train, tmp_path):
 
 IN_JSON = "config: {} .* cannot be stored"
 NEEDED = "needs eval_episodes"
-REFUSED = [  # changes of the configuration, options, and what is said
+REFUSED = [  # changes of the configuration, options, and the error
     ({"target_kl": np.ones(2)}, {}, IN_JSON.format("target_kl")),
     ({"target_kl": np.inf}, {}, IN_JSON.format("target_kl")),
     ({"env_id": Path("x")}, {}, IN_JSON.format("env_id")),
@@ -174,7 +174,7 @@ def test_a_metric_with_the_name_of_a_column_is_refused(tmp_path):
 
 
 def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path):
-    own = runs.altered(train, config=None)  # of a recipe without `training.recipe`
+    own = runs.altered(train, config=None)  # from a recipe without `training.recipe`
     for made, changes, options, message in (
         *((own, *row) for row in REFUSED),
         (train, {"gamma": 0.5, "seed": 7}, {}, "config must be the one .*; gamma was 0.99, is 0.5: make the run again"),
@@ -234,7 +234,7 @@ def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
 
 
 def test_run_paces_change_nothing(train, whole, tmp_path):
-    """Calls of any length, checkpoints in between, records of any size: the same bits. A call takes half a second."""
+    """Calls of any length, checkpoints between them, and records of any size give the same bits; calls aim at 0.5 s."""
 
     class Uneven(runs.ByTwos):
         updates = 1
@@ -248,7 +248,7 @@ def test_run_paces_change_nothing(train, whole, tmp_path):
     assert steps(folder) == [1, 3, 4, 5, 7, 8, 9, 11, 12]
     program = training.Program(train, 1, RunOptions())
     assert program.updates == 1
-    # 10 and not 20: the first one may have been a short one.
+    # It is 10 and not 20, because the first call may have been a short one.
     for updates, seconds, fitting in ((1, 0.025, 10), (10, 0.25, 20), (20, 2.0, 5), (1, 15.0, 1)):
         program.adapt(updates, seconds)
         assert program.updates == fitting
@@ -266,7 +266,7 @@ def test_timing_is_that_of_updates_and_speed_that_of_the_call_without_compiling(
     monkeypatch.setattr(_run.Program, "evaluate", evaluate)
     _, result = go(train, tmp_path, "timed", eval_episodes=1, eval_every=4)
     assert 0 < result["timing"]["seconds"] < 1000
-    # Two records of one call share its time, and of the first call the beginning is unknown.
+    # Two records of one call share its time; the beginning of the first call is unknown.
     clock, written = iter([100.0, 102.0]), []
     monkeypatch.setattr(_reports.time, "perf_counter", lambda: next(clock))
     listen = _reports.make_records(train, training.RunOptions(log_every=1), lambda record, step: written.append(record))
@@ -275,7 +275,7 @@ def test_timing_is_that_of_updates_and_speed_that_of_the_call_without_compiling(
     assert [record.get("time/steps_per_second") for record in written] == [None, 16.0, 16.0]
 
 
-def test_metrics_that_are_damaged_end_before_and_are_columns(tmp_path):
+def test_damaged_metrics_end_before_the_damage_and_become_columns(tmp_path):
     path = tmp_path / "metrics.jsonl"
     good = [{"update": i, "loss": float(i)} for i in range(4)]
     lines = format_rows(good).splitlines(keepends=True)
@@ -307,7 +307,7 @@ def test_metrics_that_are_lost_keep_neither_a_policy_nor_a_run_from_loading(trai
         assert loaded.update == 8 == int(loaded.state.learner.step)
         finite = np.isfinite(loaded.metrics.get("loss", np.array([]))).tolist()
         assert finite == ([True] * 3 + [False] * 5 if known else [])
-        assert "not_finite" not in [found.name for found in training.diagnose(loaded.metrics)]  # only lost
+        assert "not_finite" not in [found.name for found in training.diagnose(loaded.metrics)]  # they are only lost
         with pytest.warns(RuntimeWarning, match=says):
             folder, _ = go(train, tmp_path, "next", **options)
         assert rows(folder) == expected[:known] + expected[8:]
@@ -316,7 +316,7 @@ def test_metrics_that_are_lost_keep_neither_a_policy_nor_a_run_from_loading(trai
 
 @pytest.mark.slow
 def test_memory_of_a_run_does_not_grow(train, tmp_path):
-    """100,000 updates, whose numbers cost nothing, after 20,000 to warm up."""
+    """Run 100,000 updates, whose numbers cost nothing, after 20,000 to warm up."""
     resident = []
 
     class Free(training.Program):

@@ -1,4 +1,4 @@
-"""What ends a run early: signals, a function of the user's, hosts that fail, and non-finite numbers."""
+"""What ends a run early: signals, a function of the user, hosts that fail, and non-finite numbers."""
 
 import dataclasses
 import json
@@ -26,14 +26,14 @@ from tests.runs import EVALUATED, ByTwos, acting, assert_same_run, checkpoint, g
 
 @pytest.fixture(autouse=True)
 def hangup():
-    """SIGHUP as in a terminal; tests that run under nohup would otherwise inherit that it is ignored."""
+    """Handle SIGHUP as in a terminal; under nohup, tests would otherwise inherit that it is ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 def raising(error, after=None):
-    """A function for `on_rows` that raises this after update 5, and after a signal if there is one."""
+    """Make a function for `on_rows` that raises this error after update 5, first sending a signal if there is one."""
 
     def on_rows(new):
         if new[-1]["update"] == 5:
@@ -46,7 +46,7 @@ def raising(error, after=None):
 
 @pytest.mark.parametrize("by", ["SIGTERM", "SIGINT", "StopRun", "KeyError"])
 def test_a_run_that_ends_early_is_saved_and_continued(train, whole, tmp_path, capsys, by):
-    """On a signal, even if something then fails because of it, or as `on_rows` asks for or fails."""
+    """A signal ends it, even if that makes something fail; so does `on_rows`, by asking for an end or by failing."""
     before, folder = signal.getsignal(signal.SIGTERM), tmp_path / "run"
     if by == "KeyError":
         with pytest.raises(KeyError, match="mine"):
@@ -70,7 +70,7 @@ def test_a_run_that_ends_early_is_saved_and_continued(train, whole, tmp_path, ca
 
 
 def compiling(name):
-    """A program in whose compilation a signal arrives."""
+    """Make a program in whose compilation a signal arrives."""
 
     class Compiling(ByTwos):
         def advance_from(self, state):
@@ -109,7 +109,7 @@ def test_a_signal_after_the_last_update_interrupts_no_process(train, tmp_path, m
 
 
 def test_signals_that_stop_end_the_process_when_they_come_again_and_are_agreed_on(monkeypatch):
-    """Not the one that nohup ignores; and a handler that Python did not set is replaced by the default."""
+    """A signal that nohup ignores does not stop; a handler that Python did not set is replaced by the default."""
     for name in _processes.STOP:
         with Interrupt() as interrupt:
             signal.raise_signal(signal.Signals[name])
@@ -125,11 +125,11 @@ def test_signals_that_stop_end_the_process_when_they_come_again_and_are_agreed_o
         closed.setattr(sys, "stdout", unittest.mock.Mock(write=unittest.mock.Mock(side_effect=OSError(5, "closed"))))
         with _processes.print_messages():
             _processes.logger.info("saving")
-    # The other processes have not heard of it, so this one may not stop alone.
+    # The other processes have not heard of the signal, so this one may not stop alone.
     interrupt = Interrupt()
     monkeypatch.setattr(_processes, "take_largest", lambda number: interrupt.ask("SIGTERM") or [number])
     assert [interrupt.agree(), interrupt.agree()] == [False, True]
-    # A second one ends the process, but not within a moment: a wrapper may forward what a terminal sends, too.
+    # A second signal ends the process, but not immediately: a wrapper may forward what a terminal sends as well.
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     with Interrupt() as interrupt:
@@ -142,7 +142,7 @@ def test_signals_that_stop_end_the_process_when_they_come_again_and_are_agreed_o
 
 
 def test_on_rows_gets_each_row_once_and_in_order(train, evaluated, tmp_path):
-    """Rows are on the disk by then, and what the function does to them has no effect."""
+    """By then, rows are on the disk, and what the function does to them has no effect."""
     seen, folder = [], tmp_path / "run"
 
     def on_rows(new):
@@ -162,7 +162,7 @@ crash = SimpleNamespace(steps_left=np.inf)
 
 @pytest.fixture(scope="module")
 def host_train():
-    """Episodes of seven steps, each of which is paid 1."""
+    """Train on the host, with episodes of seven steps that are each paid 1."""
 
     def act(env):
         crash.steps_left -= 1
@@ -184,19 +184,19 @@ def test_a_run_on_the_host_resumes_with_new_episodes_and_old_statistics(host_tra
     assert result["evaluation"]["episode_return"]["mean"] == 7
     final = RunFolder(folder).restore(host_train)[1]
     before, after = (int(state.rollout.env_state.inner.moments.seen) for state in (stopped, final))
-    assert before == 2 * (done * 8 + 1)  # the observations of the reset, and of each step
+    assert before == 2 * (done * 8 + 1)  # an observation for the reset, and one for each step
     assert after == 2 * (host_train.num_updates * 8 + 2)  # statistics go on after a second reset
 
 
 def test_an_error_on_the_host_loses_no_update(host_train, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(crash, "steps_left", 7 * host_train.steps_per_update + 3)
     says = r"^the simulator crashed\nThis error was raised by the environment"
-    with pytest.raises(OSError, match=says), training.exit_on_user_error():  # with its traceback
+    with pytest.raises(OSError, match=says), training.exit_on_user_error():  # the error keeps its traceback
         go(host_train, tmp_path, "run")
     folder = tmp_path / "run"
     assert f"saved after update 6; continue with --resume {folder}" in capsys.readouterr().out
-    assert len(rows(folder)) == 6  # two updates in each call; a checkpoint is due after every fourth
-    assert steps(folder)[-1] == 6  # saved because of the error
+    assert len(rows(folder)) == 6  # each call has two updates; a checkpoint is due after every fourth update
+    assert steps(folder)[-1] == 6  # the error saved it
     go(host_train, None, "", resume=folder)
     assert len(rows(folder)) == host_train.num_updates
     assert json.loads((folder / "result.json").read_text())
@@ -214,9 +214,9 @@ def test_an_evaluation_that_fails_loses_no_row(train, tmp_path):
 
 
 def test_nonfinite_numbers_end_a_run_and_the_remedy_that_is_offered_works(tmp_path, capsys):
-    """In step 20, in update 2, the reward is not a number, which could spoil statistics of endless episodes.
+    """In step 20, which is in update 2, the reward is not a number and could spoil the statistics of endless episodes.
 
-    The update changes nothing, and is counted; all that is kept is finite.
+    The update changes nothing, and is counted; everything that is kept is finite.
     """
     endless = altered(clock(jnp.inf), reward=lambda out: jnp.where(out.episode_length == 21, jnp.nan, 1.0))
     config = tiny(6)
@@ -245,7 +245,7 @@ def test_nonfinite_numbers_end_a_run_and_the_remedy_that_is_offered_works(tmp_pa
 
 
 def test_nonfinite_parameters_are_never_saved(train, tmp_path):
-    """Finite gradients can lead to them, as with Adam and eps = 0."""
+    """Finite gradients can lead to them, for example in Adam with eps = 0."""
 
     def update(key, state, batch):
         new, metrics = train.learner.update(key, state, batch)
@@ -261,7 +261,7 @@ def test_nonfinite_parameters_are_never_saved(train, tmp_path):
 
 
 def test_nonfinite_report_is_of_the_first_update():
-    """What follows from it comes later, and would be listed as the cause in a sum over updates."""
+    """What follows from it comes later; in a sum over updates, it would be listed as the cause."""
     loss, none = {"loss": np.zeros((4, 2))}, {"nonfinite/reward": np.zeros((4, 2), int)}
     later, first = (np.array([[0, 0], [0, n], [0, 4], [0, 4]]) for n in (0, 1))
     measured = loss | none | {"nonfinite/log_prob": later, "nonfinite/gradient": first}

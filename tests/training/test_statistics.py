@@ -1,4 +1,4 @@
-"""Summaries over seeds, and the picture."""
+"""Summaries over seeds, and the learning curve's picture."""
 
 import dataclasses
 import types
@@ -29,7 +29,7 @@ def test_statistics_of_the_last_episodes_against_a_loop():
     episodes[3] = 0
     episodes = np.where(np.arange(30) % 7, episodes, np.nan)  # some rows are lost
     returns = np.where(episodes > 0, rng.normal(size=(5, 30)), np.nan)
-    returns[4, ::3] = np.nan  # of a reward that was not a number
+    returns[4, ::3] = np.nan  # these rewards were not numbers
     for last in (1, 5, 20, 1000):
         expected = [slow_last_episodes(r, e, last) for r, e in zip(returns, episodes, strict=True)]
         np.testing.assert_allclose(training.last_episodes_return(returns, episodes, last), expected, rtol=1e-5)
@@ -38,7 +38,7 @@ def test_statistics_of_the_last_episodes_against_a_loop():
 def test_statistics_interquartile_mean_and_intervals():
     rng = np.random.default_rng(0)
     assert training.iqm([3.0]) == 3.0
-    for n in (2, 3, 5, 10):  # a quarter of the weight is cut off on each side, fractions of values too
+    for n in (2, 3, 5, 10):  # a quarter of the weight is cut off on each side, including fractions of values
         x = rng.normal(size=n)
         repeated = np.repeat(np.sort(x), 4)
         assert training.iqm(x) == pytest.approx(repeated[n : 3 * n].mean())
@@ -54,7 +54,7 @@ def test_statistics_interquartile_mean_and_intervals():
         one_by_one = training.bootstrap(few, lambda draw, statistic=statistic: statistic(draw), samples=200)
         assert training.bootstrap(few, statistic, samples=200) == pytest.approx(one_by_one)
     assert training.bootstrap(x, training.iqm, level=0.5)[0] > training.bootstrap(x, training.iqm)[0]
-    for n, whole in ((2, True), (3, True), (4, True), (5, False)):  # as the printed summary says
+    for n, whole in ((2, True), (3, True), (4, True), (5, False)):  # the printed summary says so
         assert (training.summary(few[:n])["iqm_95"] == pytest.approx([few[:n].min(), few[:n].max()])) == whole
         assert ("[range: " in _statistics.format_summary(training.summary(few[:n]))) == whole
     assert [training.summary(np.array([2.0]))[what] for what in ("iqm_95", "mean_95", "std")] == [None] * 3
@@ -105,7 +105,7 @@ def test_statistics_smoothing_and_the_picture_take_what_is_missing(tmp_path):
             expected = np.mean(window[np.isfinite(window)]) if np.isfinite(window).any() else np.nan
             np.testing.assert_allclose(smooth[t, seed], expected)
     np.testing.assert_array_equal(_statistics.smooth(np.array([1e20, 1.0, 2.0, 3.0]), 2), [1e20, 5e19, 1.5, 2.5])
-    steps = np.arange(0.0, _statistics.POINTS)  # drawn without gaps, up to the end of the shorter one
+    steps = np.arange(0.0, _statistics.POINTS)  # curves have no gaps, up to the end of the shorter one
     table = np.where(np.isin(steps[:, None], [50, 150]), steps[:, None], [np.nan, np.nan])
     table[:, 1] = np.nan
     grid, values = _statistics.resample([(steps, table), (2 * steps, 2 * steps[:, None])])

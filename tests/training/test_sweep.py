@@ -1,4 +1,4 @@
-"""Studies over a recipe, with the real package."""
+"""Studies of a recipe, with the real package."""
 
 import dataclasses
 import sys
@@ -35,7 +35,7 @@ class Config:
 
 
 class Fake(NamedTuple):
-    """Its metric is `rate * num_steps * (updates so far) + seed`, with an episode in every second update."""
+    """Its metric is `rate * num_steps * (updates so far) + seed`; an episode ends in every second update."""
 
     config: Config
     num_updates: int = 40
@@ -68,7 +68,7 @@ def count_traced():
 
 
 def test_a_trial_is_a_run_with_its_hyperparameters():
-    """Two seeds, and reports on the way; all rates share the programs of a number of steps."""
+    """Trials have two seeds, and report on the way; all rates share the programs of a number of steps."""
     made.clear()
     run = objective(make_train, Config(), SEARCH, num_seeds=2)
     study = optuna.create_study(direction="maximize", pruner=optuna.pruners.NopPruner())
@@ -89,7 +89,7 @@ def test_a_pruner_ends_a_trial_and_one_without_episodes_fails():
     study.optimize(objective(make_train, Config(), SEARCH), 1)
     (trial,) = study.trials
     assert trial.state == optuna.trial.TrialState.PRUNED
-    assert list(trial.intermediate_values) == [0, 1, 2]  # 11, 19 and 27
+    assert list(trial.intermediate_values) == [0, 1, 2]  # the metric was 11, 19 and 27
     study.optimize(objective(make_train, Config(), SEARCH, metric="won"), 1)
     assert study.trials[-1].state == optuna.trial.TrialState.FAIL
     with pytest.raises(ValueError, match=r"objective: metric must be a metric.* got 'win'; did you mean 'won'"):
@@ -104,7 +104,7 @@ def test_choices_of_a_number_may_be_words_as_yaml_reads_them():
     ):
         assert read_search(Config(), {name: {"choices": given}})[name][1] == {"choices": found}
         objective(make_train, Config(), {name: {"choices": given}})
-    for name in ("shards", "microbatch"):  # None and "auto" by default
+    for name in ("shards", "microbatch"):  # their defaults are None and "auto"
         given = {"low": 1, "high": "1e1", "log": True}
         assert read_search(tiny(), {name: given})[name] == ("suggest_int", {"low": 1, "high": 10, "log": True})
 
@@ -134,7 +134,7 @@ def test_a_search_checks_declared_ranges_and_has_no_seeds(tmp_path, monkeypatch)
                 sweep(Fake, Ranged(), {**search, "engine": engine}, tmp_path)
     assert not list(tmp_path.iterdir())
 
-    # With options, a program cannot be traced inside of another.
+    # With options, one program cannot be traced inside another.
     monkeypatch.setattr(_search, "compiler_options", lambda: {"xla_llvm_disable_expensive_passes": True})
     objective(Fake, Config(), SEARCH)
 
@@ -163,14 +163,14 @@ def test_several_workers_share_a_study(tmp_path):
     with pytest.raises(ValueError, match="study of other runs; num_seeds was 1, is 2: keep these, or give another"):
         sweep(make_train, Config(), given, tmp_path / "study", 2)
     result = sweep(make_train, Config(), {**given, "trials": 15}, tmp_path / "study")
-    assert 15 <= result["complete"] + result["pruned"] <= 16  # both workers may have begun the twelfth
+    assert 15 <= result["complete"] + result["pruned"] <= 16  # both workers may have begun the twelfth trial
     assert result["value"] == pytest.approx(39 * result["best"]["learning_rate"] * result["best"]["num_steps"] + 5)
     assert (tmp_path / "study/importance.png").read_bytes().startswith(b"\x89PNG")
-    assert matplotlib.rcParams["axes.prop_cycle"] == colors  # of the pictures that the caller draws
+    assert matplotlib.rcParams["axes.prop_cycle"] == colors  # the colors of the caller's figures
 
 
 def test_a_trial_of_ray_goes_on_from_the_state_of_another(tmp_path, monkeypatch):
-    """With hyperparameters of its own, as in population-based training; Ray has a stand-in."""
+    """Its hyperparameters are its own, as in population-based training; Ray is a stand-in."""
 
     class Trainable:
         def __init__(self, given):
@@ -193,10 +193,10 @@ def test_a_trial_of_ray_goes_on_from_the_state_of_another(tmp_path, monkeypatch)
     count = count_traced()
     for rate in (1.0, 2.0):
         assert other.reset_config({"learning_rate": rate / 2, "num_steps": 3})
-        assert other.begun is None  # no state that the restored one would replace
+        assert other.begun is None  # it has no state that the restored one would replace
         other.load_checkpoint(str(tmp_path))
         assert other.step()["episode_return"] == pytest.approx(rate / 2 * 3 * 38 + 5.5)
-        assert count_traced() == count + 2  # shapes of its state, and its updates: another rate traces nothing again
+        assert count_traced() == count + 2  # shapes of its state, and its updates; another rate traces nothing again
     with pytest.raises(ValueError, match="trainable: config has no field 'num_step'; did you mean 'num_steps'"):
         other.reset_config({"num_step": 3})
 
@@ -216,7 +216,7 @@ def test_population_based_training_of_ray(tmp_path):
     given = {"engine": "ray", "trials": 2, "learning_rate": SEARCH["learning_rate"], "update_epochs": {"choices": [1]}}
     first, result = (sweep(cleanrl_ppo.make_train, tiny(4), given, tmp_path / "sweep") for _ in range(2))
     ray.shutdown()
-    assert {**first, "best": result["best"]} == result  # nothing was left of it; either of equal trials is the best
+    assert {**first, "best": result["best"]} == result  # nothing was left to do; either of equal trials is the best
     assert result["complete"] + result["pruned"] == 2
     assert (tmp_path / "sweep/best.yaml").read_text().splitlines() == [f"{x}: {y}" for x, y in result["best"].items()]
     assert found.num_errors == 0
@@ -228,7 +228,7 @@ def test_each_combination_of_a_grid_is_tried_once(tmp_path):
     assert [sweep(cleanrl_ppo.make_train, tiny(4), given, tmp_path / "sweep")["complete"] for _ in range(2)] == [2, 2]
 
 
-@pytest.mark.filterwarnings("ignore:Target and region quantiles")  # optuna says this of two trials
+@pytest.mark.filterwarnings("ignore:Target and region quantiles")  # optuna says this about two trials
 def test_a_sweep_from_the_command_line_writes_a_configuration(tmp_path, capsys):
     file, here = tmp_path / "sweep.yaml", ["--directory", str(tmp_path)]
     file.write_text("trials: 1\nlearning_rate: {low: 1e-4, high: 1e-2, log: true}\n")

@@ -1,4 +1,4 @@
-"""`Train`, a whole run as a pure function of a key, and whole episodes with a fixed policy."""
+"""`Train`, a whole run as a pure function of a key; and whole episodes with a fixed policy."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from tests.runs import UPDATES, checkpoint, evaluations, rows, scalars, tiny
 
 
 def test_train_is_a_pure_function_of_its_key_and_of_numbers_in_the_configuration(train, whole):
-    """One program over keys and hyperparameters; where they are the run's own, it does what the host loop did."""
+    """Map one program over keys and hyperparameters; with the run's own, it does what the host loop did."""
     config = tiny()
 
     def swept(key, learning_rate, clip_coef, ent_coef):
@@ -36,7 +36,7 @@ def test_train_is_a_pure_function_of_its_key_and_of_numbers_in_the_configuration
         for name in train.shapes[1]:
             expected = np.nan if row[name] is None else row[name]
             np.testing.assert_allclose(metrics[name][0, row["update"]], expected, rtol=1e-3, atol=1e-5, err_msg=name)
-    ratio_differs = 2  # updates after which the first minibatch's effect is seen
+    ratio_differs = 2  # number of updates before the effect of the first minibatch shows
     for other in range(1, 5):
         assert np.abs(metrics["loss"][other, ratio_differs:] - metrics["loss"][0, ratio_differs:]).max() > 1e-4, other
     assert np.abs(metrics["clip_fraction"][4] - metrics["clip_fraction"][2]).max() > 0.1
@@ -48,7 +48,7 @@ def test_train_is_a_pure_function_of_its_key_and_of_numbers_in_the_configuration
 
 
 def test_updates_of_many_seeds_take_turns_on_a_cpu(monkeypatch):
-    """So they do where the function holds something that the vmap is over."""
+    """They also do so if the function holds something that vmap maps over."""
     x, factor = jnp.arange(6.0).reshape(2, 3), jnp.array([2.0, 3.0])
     for backend, shape in (("cpu", "3"), ("gpu", "2,3")):
         monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
@@ -60,7 +60,7 @@ def test_updates_of_many_seeds_take_turns_on_a_cpu(monkeypatch):
 
 
 def test_train_takes_one_key_and_traces_one_update_when_it_is_made(monkeypatch, train):
-    """Not a whole run; what compiles the update later need not trace it again, nor a sweep that makes a run."""
+    """It does not trace a whole run. Neither compiling the update later nor making a run in a sweep traces it again."""
     traced, step = [], training.Train.step
     monkeypatch.setattr(training.Train, "step", lambda self, state: traced.append(1) or step(self, state))
     train = cleanrl_ppo.make_train(tiny(updates=100_000))
@@ -84,7 +84,7 @@ def test_evaluate_plays_the_whole_first_episode_of_each_environment(kind):
     cut = training.evaluate_episodes(clock(7, kind), uniform, 1.0, jax.random.key(0), 4, max_steps=5)
     assert cut.episode_length.tolist() == [5] * 4
     assert not (cut.terminated | cut.truncated).any()
-    # Environment n ends after n + 2 steps; the short ones would have had more episodes.
+    # Environment n ends after n + 2 steps, so the short ones would have had more episodes.
     env = clock(jnp.arange(4) + 2, kind)
     played = training.evaluate_episodes(env, uniform, 1.0, jax.random.key(0), 4, max_steps=7)
     assert played.episode_length.tolist() == [2, 3, 4, 5]
@@ -115,7 +115,7 @@ def test_evaluate_changes_nothing_and_adds_metrics(evaluated, whole):
         assert seen[name] == pytest.approx({16 * update: metrics[name] for update, metrics in found.items()}), name
 
 
-def test_a_rollout_of_ones_own_may_return_metrics_as_a_dict():
+def test_a_custom_rollout_may_return_metrics_as_a_dict():
     train = cleanrl_ppo.make_train(tiny())
 
     def collect(*given):
