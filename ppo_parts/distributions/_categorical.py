@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from ..functional._common import (
     known_values,
     nan_where,
 )
-from ._distribution import TreeDistribution, check_draw
+from ._distribution import FEW, TreeDistribution, check_draw, split_entries, sum_entries
 from ._joint import Joint
 
 
@@ -48,7 +49,7 @@ class Categorical(TreeDistribution):
             got = jnp.shape(logits)
             raise ShapeError(f"Categorical: the last axis of logits must be that of the actions, got shape {got}")
         wide = jnp.asarray(logits, accumulator_dtype(jnp.asarray(logits)))
-        self.logits = jax.nn.log_softmax(wide).astype(jnp.result_type(logits))
+        self.logits = _normalize(wide).astype(jnp.result_type(logits))
 
     @property
     def probs(self) -> Array:
@@ -83,15 +84,20 @@ class Categorical(TreeDistribution):
         with jax.numpy_dtype_promotion("standard"):
             value = value.astype(jnp.promote_types(value.dtype, jnp.int32))
         every = (*value.shape, shape[-1])
-        option = jax.lax.broadcasted_iota(value.dtype, every, value.ndim)
-        chosen = jnp.sum(jnp.where(value[..., None] == option, jnp.broadcast_to(self.logits, every), 0), axis=-1)
+        option, logits = jax.lax.broadcasted_iota(value.dtype, every, value.ndim), jnp.broadcast_to(self.logits, every)
+        is_chosen = value[..., None] == option
+        chosen = sum_entries(lambda chosen, logit: jnp.where(chosen, logit, 0), is_chosen, logits)
         return jnp.where((value >= 0) & (value < shape[-1]), chosen, jnp.nan)
 
     def entropy(self) -> Array:
         """Return the entropy in nats; impossible actions contribute 0."""
-        logits = self.logits.astype(accumulator_dtype(self.logits))
-        probs = jnp.exp(logits)
-        return -jnp.sum(probs * jnp.where(probs > 0, logits, 0), axis=-1).astype(self.logits.dtype)
+
+        def term(logits: Array) -> Array:
+            probs = jnp.exp(logits)
+            return -probs * jnp.where(probs > 0, logits, 0)
+
+        wide = self.logits.astype(accumulator_dtype(self.logits))
+        return sum_entries(term, wide).astype(self.logits.dtype)
 
     def kl_divergence(self, other: Categorical) -> Array:
         r"""Return KL(self || other) in nats, :math:`\sum_a \pi_1(a) (\log\pi_1(a) - \log\pi_2(a))`.
@@ -100,14 +106,28 @@ class Categorical(TreeDistribution):
         """
         self._check_comparable(other)
         dtype = jnp.result_type(self.logits, other.logits)
-        own, others = (x.logits.astype(accumulator_dtype(x.logits)) for x in (self, other))
-        probs = jnp.exp(own)
-        ours, theirs = (jnp.where(probs > 0, x, 0) for x in (own, others))
-        return jnp.sum(probs * (ours - theirs), axis=-1).astype(dtype)
+
+        def term(own: Array, others: Array) -> Array:
+            probs = jnp.exp(own)
+            ours, theirs = (jnp.where(probs > 0, x, 0) for x in (own, others))
+            return probs * (ours - theirs)
+
+        return sum_entries(term, *(x.logits.astype(accumulator_dtype(x.logits)) for x in (self, other))).astype(dtype)
 
     @property
     def _shape(self) -> tuple[int, ...]:
         return self.logits.shape
+
+
+def _normalize(logits: Array) -> Array:
+    """Compute `jax.nn.log_softmax`, for few options without reductions (see `sum_entries`)."""
+    if logits.shape[-1] > FEW:
+        return jax.nn.log_softmax(logits)
+    options = split_entries(logits)
+    largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, options))
+    shifted = [x - largest for x in options]
+    total = jnp.log(functools.reduce(jnp.add, map(jnp.exp, shifted)))
+    return jnp.stack([x - total for x in shifted], axis=-1)
 
 
 class MultiCategorical(Joint):
