@@ -177,7 +177,7 @@ def _with_actions(env: Env, wrap: Callable[[Env], Env], make_box: Callable[..., 
 
     def bounds(space: Any) -> Iterator[np.ndarray]:
         if np.issubdtype(getattr(space, "dtype", None) or np.float32, np.integer):
-            raise UserValueError(f"{where}: the actions are integers ({space}), but those of a policy are not")
+            raise UserValueError(f"{where}: {space} has integers, a policy floats: declare a MultiDiscrete")
         return (x[None] for x in array_bounds("actions", space))
 
     def of_leaf(space: Any, action: Any) -> Any:

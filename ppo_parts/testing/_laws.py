@@ -87,7 +87,7 @@ def needs_what_it_requires(subject: Subject) -> str | None:
             subject.part.update(lacking, state, context)
         except Exception:  # any kind, because the part may rely on the check in `chain`
             continue
-        return f"it requires {field} and works without it: put it into `reads` instead"
+        return f"it requires {field} and works without it: use it, or put it into `reads`"
     return None
 
 

@@ -271,12 +271,16 @@ RULES = (
     Rule("mean_rectified", "likely", "probe/mean_zero", -INF, 0.1,
          "the mean of an action is exactly 0 for many observations, as after a ReLU",
          "no activation after the last layer of the policy"),
+    Rule("parameters_unused", "likely", "probe/unused_parameters", -INF, 0,
+         "neither log-probabilities nor values depend on some parameters",
+         "look for stop_gradient, and for layers whose results are not used, in evaluate"),
     # Faults in the data.
     Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0.5,
          "environments are copies of each other, or no action has an effect", "give each environment its own key",
          when=lambda run: not entropy_lost(run) > 0.8),  # a deterministic policy may lead them all to the same place
-    Rule("flags_shifted", "likely", "probe/jump_at_end", 0.5, INF, "ends are flagged one step early or late",
-         "terminated[t] is of the transition out of step t: envs.check_laws(env) checks it"),
+    Rule("flags_shifted", "likely", "probe/jump_at_end", 0.5, INF,
+         "ends are flagged one step early or late, or the first observation of an episode belongs to another one",
+         "terminated[t] is of the transition out of step t: envs.check_laws(env) checks it; look at reset, too"),
     Rule("time_limit_as_end", "likely", "probe/terminated", -INF, 0,  # Pardo et al. 2018, arXiv:1712.00378
          "a time limit is reported as a termination, unless it is part of the task",
          "return truncated instead, and final_obs", false_ends, actions_matter),
@@ -425,9 +429,6 @@ RULES = (
          "agents that share a policy are indistinguishable to it, so they all act the same",
          "--agent-id, or envs.with_agent_id",
          when=lambda run: not entropy_lost(run) > 0.8),  # they may have learned to act alike
-    Rule("parameters_unused", "likely", "probe/unused_parameters", -INF, 0,
-         "neither log-probabilities nor values depend on some parameters",
-         "look for stop_gradient, and for layers whose results are not used, in evaluate"),
     Rule("inputs_shrunk", "possible", "probe/value_spread", 3e-3, INF,
          "values of a new policy hardly depend on what it observes",
          "look in the network for a second division of observations, as by 255, and for a value head with a small gain",

@@ -55,7 +55,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         around = folder if folder.is_dir() else folder.parent
         runs = sorted(found.parent.name for found in around.glob("*/config.json"))
-        there = f"; {around} has {', '.join(runs[-8:])}" if runs else ""
+        there = f"; {around} has {', '.join([*['...'] * (len(runs) > 8), *runs[-8:]])}" if runs else ""
         raise RunNotFoundError(f"{folder} holds no run: it has no config.json{there}") from None
     except (ValueError, RecursionError) as error:
         raise UserValueError(f"{path} cannot be read: {error}") from None
@@ -215,7 +215,7 @@ def check_trusted(stored: Mapping[str, Any], folder: Path, trust: bool, *, recip
         chosen[f"the recipe {named}"] = named
     for what, module in chosen.items():
         if not trust and module not in sys.modules:
-            or_name_it = ", or name the module of the recipe yourself, --recipe my_module" if recipe else ""
+            or_name_it = ", or name the module of the recipe yourself, --recipe my_module" if module == named else ""
             raise UserValueError(
                 f"{folder} asks for {what}, whose code would be imported and run: if you trust it, pass --trust "
                 f"(trust=True){or_name_it}"
