@@ -178,6 +178,11 @@ def first_policy_losses(run: Evidence) -> float:
     return run.over("policy_loss", lambda x: np.mean(np.abs(x[: -(-len(x) // 4)])))
 
 
+def share_of_other_losses(run: Evidence) -> float:
+    """Return the size of the total loss, divided by those of the policy and value losses (plus 1)."""
+    return abs(run.late("loss")) / (1 + abs(run.late("policy_loss")) + run.late("value_loss"))
+
+
 def is_first_step(run: Evidence) -> bool:
     """Return whether the loss always has its value before the first step, 0 for standardized advantages."""
     found = run.find("policy_loss")
@@ -450,6 +455,10 @@ RULES = (
          "the value loss dominates the parameters that policy and value share",
          "a smaller --vf-coef, envs.normalize_reward, or separate networks",
          when=lambda run: not run.rose(), unless=("reward_scale_large",)),
+    Rule("other_loss_dominates", "possible", "|loss| / (1 + |policy_loss| + value_loss)", -INF, 30,
+         "a loss other than those of policy and value dominates the gradient",
+         "a smaller coefficient; if it adapts, look at the sign of its steps", share_of_other_losses,
+         lambda run: not run.rose()),
     Rule("evaluation_apart", "likely", "share of the rise lost in evaluation", -INF, 0.75,
          "evaluation plays another policy, or standardizes observations by other statistics",
          "env.evaluation(state) and the current parameters; compare --eval-mode with samples", lost_in_evaluation),

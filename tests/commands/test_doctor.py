@@ -111,6 +111,7 @@ PLANTED = {  # by rule: metrics and settings that trigger it
     "learning_rate_small": (FLAT | {"approx_kl": np.full(UPDATES, 1e-7)}, {}),
     "entropy_collapsed": ({"entropy": np.geomspace(0.69, 1e-3, UPDATES), **FLAT}, {}),
     "value_dominates": (FLAT | {"probe/value_dominance": 1e5}, {}),
+    "other_loss_dominates": (FLAT | {"loss": np.full(UPDATES, -6e3)}, {}),
     "value_explains_nothing": (FLAT | {"explained_variance": np.full(UPDATES, -0.1)}, {}),
 }
 
