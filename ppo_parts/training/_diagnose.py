@@ -146,6 +146,11 @@ def actions_matter(run: Evidence) -> bool:
     return run.late("probe/no_effect") != 1
 
 
+def actions_ignored(run: Evidence) -> float:
+    """Return 1 if a different policy sees the same observations and receives the same rewards, or none as well."""
+    return run.late("probe/actions_ignored" if run.late("probe/reward_size") else "probe/no_effect")
+
+
 def agreement(run: Evidence) -> float:
     """Return -1 if the learner's rewards and the mean return differ in sign, otherwise 1."""
     balance = run.late("probe/reward_balance")
@@ -279,79 +284,6 @@ RULES = (
     Rule("parameters_unused", "likely", "probe/unused_parameters", -INF, 0,
          "neither log-probabilities nor values depend on some parameters",
          "look for stop_gradient, and for layers whose results are not used, in evaluate"),
-    # Faults in the data.
-    Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0.5,
-         "environments are copies of each other, or no action has an effect", "give each environment its own key",
-         when=lambda run: not entropy_lost(run) > 0.8),  # a deterministic policy may lead them all to the same place
-    Rule("flags_shifted", "likely", "probe/jump_at_end", 0.5, INF,
-         "ends are flagged one step early or late, or the first observation of an episode belongs to another one",
-         "terminated[t] is of the transition out of step t: envs.check_laws(env) checks it; look at reset, too"),
-    Rule("time_limit_as_end", "likely", "probe/terminated", -INF, 0,  # Pardo et al. 2018, arXiv:1712.00378
-         "a time limit is reported as a termination, unless it is part of the task",
-         "return truncated instead, and final_obs", false_ends, actions_matter),
-    Rule("end_as_time_limit", "possible", "truncations, none of them at a fixed time", -INF, 4,
-         "ends are reported as time limits, although episodes differ in length", "return terminated instead",
-         ragged_time_limits),
-    Rule("never_ends", "likely", "steps without an end", -INF, 5000, "no episode ends",
-         "add a time limit; pass rollout_state on to the next rollout", unending_steps),
-    Rule("never_ends", "likely", "episodes of an update, none flagged", -INF, 1, "no step is flagged as an end",
-         "terminated[t] or truncated[t] is 1 where the transition out of step t ended the episode", unflagged_ends),
-    Rule("end_rewarded", "possible", "episode_length", 3, INF,
-         "the policy learned to end its episodes at once: an end costs less than going on",
-         "a reward for each step, or a cost of the ends that are failures",
-         when=lambda run: run.over("episode_length", lambda x: x[0]) > 1.5 * run.late("episode_length")
-         and run.late("probe/reward_balance") < -0.95 and run.late("probe/terminated") > 0),
-    Rule("statistics_frozen", "likely", "probe/obs_seen", 0.5, INF,
-         "running statistics of observations are not updated", "pass the environment's state on to the next rollout"),
-    Rule("observations_large", "likely", "probe/obs_rms", -INF, 20,
-         "observations are too large: they are not standardized", "--normalize-env, or envs.normalize_observation"),
-    Rule("observations_vanish", "likely", "probe/obs_std", 0.02, INF,
-         "observations are constant, or divided by statistics that exploded", "look for outliers in observations",
-         when=lambda run: not entropy_lost(run) > 0.8,  # a deterministic policy may see little
-         unless=("end_rewarded",)),
-    Rule("action_unused", "likely", "probe/action_effect", 1e-12, INF,
-         "a component of the action changes neither observations nor rewards",
-         "look at how step reads the action", when=actions_matter),
-    Rule("action_unused", "likely", "probe/actions_ignored", -INF, 0.5,
-         "a different policy sees the same observations and receives the same rewards",
-         "look at how step reads the action, and at the mask, which must be True where an action is available"),
-    Rule("observation_late", "possible", "probe/observation_late", -INF, 0,
-         "the observation after a step does not depend on its action, but the next one does",
-         "return the observation of the new state, and let it show velocities", when=lambda run: not run.rose()),
-    Rule("reward_elsewhere", "likely", "probe/reward_elsewhere", -INF, 0.5,
-         "most agents' actions change the rewards of others, but not their own",
-         "keep observations, actions and rewards in the same order of agents"),
-    Rule("update_reversed", "likely", "probe/update_direction", -0.01, INF,
-         "the first update of a new run makes actions with a positive advantage less probable",
-         "look at the signs of advantages, of the loss and of the step, and at your estimator where episodes end",
-         when=lambda run: not run.rose()),  # the chain may add larger terms to rewards
-    Rule("reward_constant", "likely", "probe/reward_spread", 1e-3, INF,
-         "all rewards are the same, and no episode ends early",
-         "look at wrappers that clip the reward, and at a time limit too short for the goal",
-         when=lambda run: not (run.late("probe/terminated") or run.over("episode_length", spread) > 0.02)
-         and not run.late("probe/reward_balance") > 0 and actions_matter(run),  # paid steps favor no end
-         unless=("update_reversed",)),
-    Rule("reward_constant", "likely", "largest |return|", 1e-12, INF, "no reward was ever found",
-         "wrappers that clip the reward, more exploration, a start nearer to the goal",
-         lambda run: run.over("episode_return", lambda x: np.max(np.abs(x))),
-         lambda run: run.late("probe/reward_size") == 0),
-    Rule("reward_sign", "likely", "sign of reward * return", 0, INF,
-         "the learner receives rewards of the opposite sign", "look at the sign in wrappers of the reward", agreement),
-    Rule("reward_scale_large", "likely", "probe/target_rms", -INF, 3000,
-         "rewards are so large that the value loss hides the policy", "envs.normalize_reward with the gamma of gae"),
-    Rule("reward_scale_large", "likely", "probe/reward_size", -INF, 50,
-         "rewards are so large that the value loss hides the policy", "envs.normalize_reward with the gamma of gae"),
-    Rule("reward_scale_large", "likely", "value_loss, late or 2 % of early", -INF, 3e3,  # the policy may collapse
-         "the value loss is so large that it hides the policy", "envs.normalize_reward with the gamma of gae",
-         lambda run: float(np.fmax(run.late("value_loss"), run.early("value_loss") / 50))),
-    Rule("reward_scale_small", "likely", "probe/reward_size", 0.003, INF,
-         "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
-         lambda run: run.late("probe/reward_size") or np.nan,  # 0 means that they are rare
-         lambda run: actions_matter(run) and not rewards_shrank(run)),
-    Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
-         "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
-         when=lambda run: run.early("value_loss") < 0.02 and 0 < run.late("probe/reward_size") < 0.2  # else rare
-         and not run.late("probe/value_error") < 10 and not rewards_shrank(run) and not return_left(run) < 0.2),
     # Faults in the settings.
     Rule("gamma_short", "likely", "gamma", 0.88, INF, "the horizon 1 / (1 - gamma) is much shorter than an episode",
          "--gamma 0.99", lambda run: run.setting("gamma"),
@@ -385,12 +317,88 @@ RULES = (
          lambda run: run.early("clip_fraction"), lambda run: run.early("approx_kl") < 1e-3),
     Rule("entropy_bonus_large", "likely", "ent_coef", -INF, 0.15, "the entropy bonus keeps the policy random",
          "--ent-coef 0.01", lambda run: run.setting("ent_coef"), lambda run: entropy_lost(run) < 0.1),
-    # Faults in the gradient steps.
+    # Faults in the data.
+    Rule("flags_shifted", "likely", "probe/jump_at_end", 0.5, INF,
+         "ends are flagged one step early or late, or the first observation of an episode belongs to another one",
+         "terminated[t] is of the transition out of step t: envs.check_laws(env) checks it; look at reset, too"),
+    Rule("time_limit_as_end", "likely", "probe/terminated", -INF, 0,  # Pardo et al. 2018, arXiv:1712.00378
+         "a time limit is reported as a termination, unless it is part of the task",
+         "return truncated instead, and final_obs", false_ends, actions_matter),
+    Rule("end_as_time_limit", "possible", "truncations, none of them at a fixed time", -INF, 4,
+         "ends are reported as time limits, although episodes differ in length", "return terminated instead",
+         ragged_time_limits),
+    Rule("never_ends", "likely", "steps without an end", -INF, 5000, "no episode ends",
+         "add a time limit; pass rollout_state on to the next rollout", unending_steps),
+    Rule("never_ends", "likely", "episodes of an update, none flagged", -INF, 1, "no step is flagged as an end",
+         "terminated[t] or truncated[t] is 1 where the transition out of step t ended the episode", unflagged_ends),
+    Rule("end_rewarded", "possible", "episode_length", 3, INF,
+         "the policy learned to end its episodes at once: an end costs less than going on",
+         "a reward for each step, or a cost of the ends that are failures",
+         when=lambda run: run.over("episode_length", lambda x: x[0]) > 1.5 * run.late("episode_length")
+         and run.late("probe/reward_balance") < -0.95 and run.late("probe/terminated") > 0),
+    Rule("statistics_frozen", "likely", "probe/obs_seen", 0.5, INF,
+         "running statistics of observations are not updated", "pass the environment's state on to the next rollout"),
+    Rule("observations_large", "likely", "probe/obs_rms", -INF, 20,
+         "observations are too large: they are not standardized", "--normalize-env, or envs.normalize_observation"),
+    Rule("observations_vanish", "likely", "probe/obs_std", 0.02, INF,
+         "observations are constant, or divided by statistics that exploded", "look for outliers in observations",
+         when=lambda run: not entropy_lost(run) > 0.8,  # a deterministic policy may see little
+         unless=("end_rewarded",)),
+    Rule("action_unused", "likely", "probe/action_effect", 1e-12, INF,
+         "a component of the action changes neither observations nor rewards",
+         "look at how step reads the action", when=actions_matter),
+    Rule("action_unused", "likely", "probe/actions_ignored, or probe/no_effect without rewards", -INF, 0.5,
+         "a different policy sees the same observations and receives the same rewards",
+         "look at how step reads the action, and at the mask, which must be True where an action is available",
+         actions_ignored),
+    Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0.5,
+         "environments are copies of each other, or no action has an effect", "give each environment its own key",
+         when=lambda run: not entropy_lost(run) > 0.8,  # a deterministic policy may lead them all to the same place
+         unless=("action_unused",)),
+    Rule("observation_late", "possible", "probe/observation_late", -INF, 0,
+         "the observation after a step does not depend on its action, but the next one does",
+         "return the observation of the new state, and let it show velocities", when=lambda run: not run.rose()),
+    Rule("reward_elsewhere", "likely", "probe/reward_elsewhere", -INF, 0.5,
+         "most agents' actions change the rewards of others, but not their own",
+         "keep observations, actions and rewards in the same order of agents"),
     Rule("advantage_lost", "likely", "mean |policy_loss|, first quarter", 1e-7, INF,
          "all advantages are 0, or the optimizer does not change the policy",
          "standardize over the minibatch or the rollout, not each element alone; look at which parameters are trained",
          first_policy_losses,
          lambda run: not is_first_step(run)),
+    Rule("update_reversed", "likely", "probe/update_direction", -0.01, INF,
+         "the first update of a new run makes actions with a positive advantage less probable",
+         "look at the signs of advantages, of the loss and of the step, and at your estimator where episodes end",
+         when=lambda run: not run.rose(),  # the chain may add larger terms to rewards
+         unless=("learning_rate_large", "advantage_lost")),
+    Rule("reward_constant", "likely", "probe/reward_spread", 1e-3, INF,
+         "all rewards are the same, and no episode ends early",
+         "look at wrappers that clip the reward, and at a time limit too short for the goal",
+         when=lambda run: not (run.late("probe/terminated") or run.over("episode_length", spread) > 0.02)
+         and not run.late("probe/reward_balance") > 0 and actions_matter(run),  # paid steps favor no end
+         unless=("update_reversed",)),
+    Rule("reward_constant", "likely", "largest |return|", 1e-12, INF, "no reward was ever found",
+         "wrappers that clip the reward, more exploration, a start nearer to the goal",
+         lambda run: run.over("episode_return", lambda x: np.max(np.abs(x))),
+         lambda run: run.late("probe/reward_size") == 0),
+    Rule("reward_sign", "likely", "sign of reward * return", 0, INF,
+         "the learner receives rewards of the opposite sign", "look at the sign in wrappers of the reward", agreement),
+    Rule("reward_scale_large", "likely", "probe/target_rms", -INF, 3000,
+         "rewards are so large that the value loss hides the policy", "envs.normalize_reward with the gamma of gae"),
+    Rule("reward_scale_large", "likely", "probe/reward_size", -INF, 50,
+         "rewards are so large that the value loss hides the policy", "envs.normalize_reward with the gamma of gae"),
+    Rule("reward_scale_large", "likely", "value_loss, late or 2 % of early", -INF, 3e3,  # the policy may collapse
+         "the value loss is so large that it hides the policy", "envs.normalize_reward with the gamma of gae",
+         lambda run: float(np.fmax(run.late("value_loss"), run.early("value_loss") / 50))),
+    Rule("reward_scale_small", "likely", "probe/reward_size", 0.003, INF,
+         "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
+         lambda run: run.late("probe/reward_size") or np.nan,  # 0 means that they are rare
+         lambda run: actions_matter(run) and not rewards_shrank(run)),
+    Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
+         "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
+         when=lambda run: run.early("value_loss") < 0.02 and 0 < run.late("probe/reward_size") < 0.2  # else rare
+         and not run.late("probe/value_error") < 10 and not rewards_shrank(run) and not return_left(run) < 0.2),
+    # Faults in the gradient steps.
     Rule("advantage_not_standardized", "likely", "mean |policy_loss|, first quarter", -INF, 0.25,
          "advantages are not standardized, so rewards scale the policy's gradient",
          "--norm-adv, or pp.advantage_normalize()", first_policy_losses),

@@ -212,6 +212,9 @@ def test_a_cause_takes_the_place_of_its_consequences():
     assert find(never) == ["reward_constant"]
     wrong_way = {"probe/update_direction": -0.05, "episode_return": HEALTHY["episode_return"][::-1]}
     assert find(wrong_way) == find(wrong_way | PLANTED["reward_constant"][0]) == ["update_reversed"]
+    assert find(wrong_way, learning_rate=0.1) == ["learning_rate_large"]
+    assert find(wrong_way | PLANTED["advantage_lost"][0]) == ["advantage_lost", "reward_sign"]
+    assert find({"probe/no_effect": 1.0, "probe/reward_size": 0.0, "probe/same_envs": 1.0}) == ["action_unused"]
     slow = {**FLAT, "approx_kl": np.full(UPDATES, 5e-5)}
     for rate, found in ((1e-5, ["learning_rate_small"]), (2.5e-4, [])):
         assert find(slow, learning_rate=rate) == found
@@ -225,7 +228,7 @@ def test_a_cause_takes_the_place_of_its_consequences():
 def test_findings_are_sorted_and_few_and_of_the_median_seed():
     chosen = ["value_explains_nothing", "dead_units", "flags_shifted", "gamma_short", "policy_differs", "reward_sign"]
     metrics, settings = ({k: x for name in chosen for k, x in PLANTED[name][i].items()} for i in (0, 1))
-    five = ["policy_differs", "flags_shifted", "reward_sign", "gamma_short", "dead_units"]
+    five = ["policy_differs", "gamma_short", "flags_shifted", "reward_sign", "dead_units"]
     assert find(metrics, **settings) == five
     x = HEALTHY["approx_kl"]
     for seeds, names in (([x, x, 100 * x], []), ([x, 100 * x, 100 * x], ["learning_rate_large"])):
