@@ -217,6 +217,7 @@ HELD_OUT: Programs = {  # no rule had seen their runs when they were first judge
     (SPREAD, "jaxmarl:MPE_simple_v3", 204_800), (POPGYM, "popgym:AutoencodeMedium", 204_800),
     (POPGYM, "popgym:RepeatFirstMedium", 204_800),
 )  # fmt: skip
+SPLITS = {"training": TRAINING, "held_out": HELD_OUT}
 
 
 def read_runs(name: str, program: Callable[[], dict[str, Any]], folder: Path) -> dict[str, Any]:
@@ -284,11 +285,12 @@ def main() -> None:
     """Judge the runs, and write the record."""
     command_line = make_parser(__doc__, json=None)
     command_line.add_argument("--runs", type=Path, default=Path("build/doctor"), help="folder with metrics of the runs")
+    command_line.add_argument("--splits", nargs="+", choices=SPLITS, default=list(SPLITS))
     options = command_line.parse_args()
     results: dict[str, Any] = {"commits": {}}  # the commits of the runs, which may be older than the rules
-    for split, programs in {"training": TRAINING, "held_out": HELD_OUT}.items():
+    for split in options.splits:
         rows: list[Judged] = []
-        for name, program in programs.items():
+        for name, program in SPLITS[split].items():
             runs = read_runs(name, program, options.runs)
             results["commits"][name] = str(runs["commit"])
             bad = np.where(runs["name"] == "healthy", find_idle(runs), find_harmed(runs))
