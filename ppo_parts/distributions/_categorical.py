@@ -21,7 +21,7 @@ from ..functional._common import (
     known_values,
     nan_where,
 )
-from ._distribution import FEW, TreeDistribution, check_draw, split_entries, sum_entries
+from ._distribution import TreeDistribution, check_draw, has_few, split_entries, sum_entries
 from ._joint import Joint
 
 
@@ -121,7 +121,7 @@ class Categorical(TreeDistribution):
 
 def _normalize(logits: Array) -> Array:
     """Compute `jax.nn.log_softmax`, for few options without reductions (see `sum_entries`)."""
-    if logits.shape[-1] > FEW:
+    if not has_few(logits):
         return jax.nn.log_softmax(logits)
     options = split_entries(logits)
     largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, options))

@@ -166,6 +166,11 @@ class VectorDistribution(TreeDistribution):
         return sum_entries(lambda x: x, x).astype(jnp.result_type(self._like, *(other._like for other in others)))
 
 
+def has_few(x: Array) -> bool:
+    """Return whether an array has few entries along its last axis, whose size may be symbolic in an export."""
+    return isinstance(x.shape[-1], int) and 0 < x.shape[-1] <= FEW
+
+
 def split_entries(x: Array) -> list[Array]:
     """Return the entries along the last axis. Unlike that of indexing, the gradient of `lax.split` is fused by XLA."""
     return [jnp.squeeze(entry, -1) for entry in jax.lax.split(x, (1,) * x.shape[-1], x.ndim - 1)]
@@ -177,7 +182,7 @@ def sum_entries(term: Callable[..., Array], *arrays: Array) -> Array:
     On a CPU, XLA reduces a short last axis slowly, so its few entries are added one after another. For two actions and
     2048 rows, the loss and its gradient then take a sixth of the time.
     """
-    if not 0 < arrays[0].shape[-1] <= FEW:
+    if not has_few(arrays[0]):
         return jnp.sum(term(*arrays), axis=-1)
     return functools.reduce(jnp.add, map(term, *map(split_entries, arrays)))
 

@@ -137,7 +137,7 @@ test_what_cannot_be_made_or_wrapped_is_refused_at_once = refused(
     (lambda: envs.rescale_action(envs.make("CartPole-v1")), "rescale_action needs a box, .* discrete"),
     (lambda: envs.rescale_action(pendulum(action_space=envs.Box((1,), -1.0, np.inf))), FINITE),
     (lambda: envs.rescale_action(pendulum(action_space=SimpleNamespace(low=1, high=-1, shape=(1,)))), FINITE),
-    (lambda: envs.rescale_action(pendulum(action_space=WHOLE)), "rescale_action: the actions are integers"),
+    (lambda: envs.rescale_action(pendulum(action_space=WHOLE)), "rescale_action: .* has integers, a policy floats"),
     (lambda: envs.normalize_observation(pendulum(observation_space=TREES)), "has nothing to standardize: leave it out"),
     (lambda: networks.actor_critic(pendulum(num_agents=2)), r"an axis of 2 agents: use multi_.* or envs\.fold"),
     (lambda: networks.actor_critic(pendulum(action_space=envs.Box((2, 3)))), r"shape \(2, 3\): wrap .* in envs.flat"),
