@@ -200,7 +200,7 @@ class RunOptions:
     track: Annotated[bool, "also log to Weights & Biases; WANDB_PROJECT and WANDB_MODE=offline apply"] = False
     progress: Annotated[bool, "show a progress bar if the output is a terminal"] = True
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # paths may be given as strings
         for name in ("directory", "resume", "init_from"):
             if isinstance(path := getattr(self, name), str):
                 object.__setattr__(self, name, Path(path))
