@@ -207,15 +207,12 @@ TRAINING: Programs = {
 HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
     "DeepSea-bsuite": lambda: run_faults("DeepSea-bsuite", DISCRETE, 8100, 2, 12, 65_536),
     "DoorKey-5x5": lambda: run_faults("xminigrid:MiniGrid-DoorKey-5x5", DISCRETE, 8100, 2, 12, 163_840, shared=True),
-    "Humanoid-v5": lambda: run_faults("gym:Humanoid-v5", QUICK_BOXED, 8100, 2, 12, 65_536),
-    "BipedalWalker-v3": lambda: run_faults("gym:BipedalWalker-v3", QUICK_BOXED, 8100, 2, 12, 65_536, shared=True),
     "Unlock memory": lambda: run_with_memory("xminigrid:MiniGrid-Unlock", 8100),
 } | make_programs(
     8100,
     (DISCRETE_PRESETS, "pgx:2048", 102_400), (DISCRETE_PRESETS, "xminigrid:MiniGrid-DoorKey-5x5", 204_800),
-    (DISCRETE_PRESETS, "DeepSea-bsuite", 65_536), (BOXED_PRESETS, "gym:BipedalWalker-v3", 65_536),
-    (SPREAD, "jaxmarl:MPE_simple_v3", 204_800), (POPGYM, "popgym:AutoencodeMedium", 204_800),
-    (POPGYM, "popgym:RepeatFirstMedium", 204_800),
+    (DISCRETE_PRESETS, "DeepSea-bsuite", 65_536), (SPREAD, "jaxmarl:MPE_simple_v3", 204_800),
+    (POPGYM, "popgym:AutoencodeMedium", 204_800), (POPGYM, "popgym:RepeatFirstMedium", 204_800),
 )  # fmt: skip
 SPLITS = {"training": TRAINING, "held_out": HELD_OUT}
 
