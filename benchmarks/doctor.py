@@ -2,7 +2,7 @@
 
     python -m benchmarks doctor --runs build/doctor --json benchmarks/results/doctor.jsonl#cpu
 
-The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 8100.
+The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 9100.
 All faults that are numbers are planted in one program per task, which has one axis for all faults and seeds. A fault
 is harmful if the run ends below every healthy run of its program; a run without a fault is healthy unless it is idle.
 `--runs` keeps the metrics, so that rules can be judged again without training.
@@ -49,7 +49,7 @@ NEEDS = {
 """What a run must have so that a fault can be planted in it."""
 ENDLESS = (
     "Pendulum-v1", "Reacher-misc", "Swimmer-misc", "PointRobot-misc", "MetaMaze-misc", "Freeway-MinAtar",
-    "gym:Pusher-v5", "gym:Reacher-v5",
+    "gym:Pusher-v5", "gym:Reacher-v5", "gym:Swimmer-v5",
 )  # fmt: skip
 """Tasks whose episodes end at a fixed time; with constant rewards, nothing can be learned there."""
 COUNTED = ("update_epochs", "num_minibatches", "num_steps", "num_envs")
@@ -170,10 +170,12 @@ TRAINING: Programs = {
     "Empty-8x8": lambda: run_faults("xminigrid:MiniGrid-Empty-8x8", DISCRETE, 7100, 2, 12, 65_536),
     "Reacher-v5 shared": lambda: run_faults("gym:Reacher-v5", QUICK_BOXED, 7100, 2, 12, 65_536, shared=True),
     "Ant-v5": lambda: run_faults("gym:Ant-v5", QUICK_BOXED, 7100, 2, 12, 49_152),
+    "DeepSea-bsuite": lambda: run_faults("DeepSea-bsuite", DISCRETE, 8100, 2, 12, 65_536),
+    "DoorKey-5x5": lambda: run_faults("xminigrid:MiniGrid-DoorKey-5x5", DISCRETE, 8100, 2, 12, 163_840, shared=True),
 } | {f"{task} memory": functools.partial(run_with_memory, task, first_seed) for task, first_seed in {
     "CartPole-v1": 500, "Catch-bsuite": 1300, "DiscountingChain-bsuite": 2100, "UmbrellaChain-bsuite": 3100,
     "MemoryChain-bsuite": 4100, "GaussianBandit-misc": 5100, "BernoulliBandit-misc": 6100,
-    "xminigrid:MiniGrid-Empty-6x6": 7100,
+    "xminigrid:MiniGrid-Empty-6x6": 7100, "xminigrid:MiniGrid-Unlock": 8100,
 }.items()} | make_programs(
     2100,
     (DISCRETE_PRESETS, "CartPole-v1", 65_536), (DISCRETE_PRESETS, "Acrobot-v1", 204_800),
@@ -203,16 +205,22 @@ TRAINING: Programs = {
     (DISCRETE_PRESETS, "gym:Taxi-v4", 204_800), (DISCRETE_PRESETS, "gym:Blackjack-v1", 102_400),
     (BOXED_PRESETS, "gym:Reacher-v5", 102_400),
     (SPREAD, "jaxmarl:MPE_simple_speaker_listener_v4", 204_800), (POPGYM, "popgym:RepeatPreviousEasy", 204_800),
-)  # fmt: skip
-HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
-    "DeepSea-bsuite": lambda: run_faults("DeepSea-bsuite", DISCRETE, 8100, 2, 12, 65_536),
-    "DoorKey-5x5": lambda: run_faults("xminigrid:MiniGrid-DoorKey-5x5", DISCRETE, 8100, 2, 12, 163_840, shared=True),
-    "Unlock memory": lambda: run_with_memory("xminigrid:MiniGrid-Unlock", 8100),
-} | make_programs(
+) | make_programs(
     8100,
     (DISCRETE_PRESETS, "pgx:2048", 102_400), (DISCRETE_PRESETS, "xminigrid:MiniGrid-DoorKey-5x5", 204_800),
     (DISCRETE_PRESETS, "DeepSea-bsuite", 65_536), (SPREAD, "jaxmarl:MPE_simple_v3", 204_800),
     (POPGYM, "popgym:AutoencodeMedium", 204_800), (POPGYM, "popgym:RepeatFirstMedium", 204_800),
+)  # fmt: skip
+HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
+    "Swimmer-v5 shared": lambda: run_faults("gym:Swimmer-v5", QUICK_BOXED, 9100, 2, 12, 131_072, shared=True),
+    "Pong-misc shared": lambda: run_faults("Pong-misc", QUICK_DISCRETE, 9100, 2, 12, 98_304, shared=True),
+    "BipedalWalker-v3": lambda: run_faults("gym:BipedalWalker-v3", QUICK_BOXED, 9100, 2, 12, 49_152),
+    "MemoryS8 memory": lambda: run_with_memory("xminigrid:MiniGrid-MemoryS8", 9100),
+} | make_programs(
+    9100,
+    (DISCRETE_PRESETS, "Pong-misc", 102_400), (DISCRETE_PRESETS, "pgx:connect_four", 102_400),
+    (BOXED_PRESETS, "gym:Swimmer-v5", 102_400), (POPGYM, "popgym:CountRecallHard", 204_800),
+    (POPGYM, "popgym:RepeatPreviousHard", 204_800),
 )  # fmt: skip
 SPLITS = {"training": TRAINING, "held_out": HELD_OUT}
 

@@ -432,7 +432,7 @@ RULES = (
          unless=("learning_rate_large", "epochs_many", "policy_differs", "update_reversed")),
     Rule("entropy_collapsed", "likely", "entropy lost", -INF, 0.8,
          "the policy became deterministic before it had learned", "a larger --ent-coef, or smaller steps",
-         entropy_lost, collapsed, ("reward_constant", "update_reversed", "action_unused")),
+         entropy_lost, collapsed, ("update_reversed", "action_unused")),
     Rule("reward_sign", "likely", "share of the first returns that is left", 0.2, INF,
          "training loses what the first policy earned, as if rewards or the loss had the opposite sign",
          "look at the sign in wrappers of the reward and in the loss, and at what rewards pay for", return_left,
