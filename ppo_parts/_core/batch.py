@@ -180,8 +180,10 @@ class Batch:
     reductions: tuple[tuple[str, MetricReduction], ...] = dataclasses.field(default=(), metadata={"static": True})
     shards: int = dataclasses.field(default=1, metadata={"static": True})
 
-    def __new__(cls, *_: Any, **fields: Any) -> Batch:
-        """Raise for a name that is not a field."""
+    def __new__(cls, *unnamed: Any, **fields: Any) -> Batch:
+        """Raise for a name that is not a field, and for fields without a name."""
+        if unnamed:
+            raise UserTypeError(f"a Batch takes fields by name, as in Batch(obs=obs), got {kind(unnamed[0])}")
         if unknown := fields.keys() - cls.__dataclass_fields__.keys():
             known, name = ", ".join(cls.__dataclass_fields__), min(unknown)
             hint = ": pass terminated, and truncated for time limits" if name in ("done", "dones") else ""

@@ -253,8 +253,10 @@ def describe(parts: Sequence[Part]) -> str:
             stage = "phases" if phases else "sampler"
         else:
             stage = "" if divides is None else "rollout" if index < divides else "minibatch"
-        unnamed = "every field" if index == divides else "undeclared fields" if part.reads is None else "nothing"
-        reads = ", ".join(list_reads(part)) or unnamed
+        listed, unnamed = ", ".join(list_reads(part)), "undeclared fields" if part.reads is None else ""
+        if index == divides:
+            unnamed = "all other fields" if listed else "every field"
+        reads = " and ".join(filter(None, (listed, unnamed))) or "nothing"
         line = f"{stage:<11}{part.name:<{width}}reads {reads}"
         lines.append(line + (f"; writes {', '.join(part.provides)}" if part.provides else ""))
         for name, phase in phases.items():

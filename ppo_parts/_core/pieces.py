@@ -135,10 +135,11 @@ def microbatched(evaluate: Evaluate, size: Count | Literal["auto"]) -> Evaluate:
 
     The result is the gradient of the whole minibatch, up to rounding, with the memory of one piece. If every part that
     reads `current` is `elementwise`, the gradients of the pieces are summed; a loss that draws random numbers then
-    draws different ones for each piece. Otherwise the loss is computed from the outputs of all pieces, and the backward
-    pass evaluates each piece a second time. On one CPU core, large minibatches also become faster, because the
-    activations of a piece stay in the cache. With several cores, evaluation at once is faster, because XLA distributes
-    a large minibatch over the cores. Do not use this for networks that mix elements, as batch normalization does.
+    draws different ones for each piece, and others for the reported loss. Otherwise the loss is computed from the
+    outputs of all pieces, and the backward pass evaluates each piece a second time. On one CPU core, large minibatches
+    also become faster, because the activations of a piece stay in the cache. With several cores, evaluation at once is
+    faster, because XLA distributes a large minibatch over the cores. Do not use this for networks that mix elements, as
+    batch normalization does.
 
     Args:
         evaluate: the network, as in `learner`. Its distribution must be a pytree of arrays.

@@ -25,14 +25,17 @@ def evaluate_policy(evaluate: Evaluate, params: Params, batch: Batch) -> Output:
         if "NoneType" in str(error) and batch.carry is None:
             error.add_note("batch.carry and batch.reset are None: a recurrent network needs Policy(initial_carry=...)")
         raise
-    if isinstance(result, Output):
-        return result
-    if not isinstance(result, tuple) or len(result) not in (2, 3):
+    if isinstance(result, tuple) and len(result) in (2, 3):
+        result = Output(*result)
+    if not isinstance(result, Output) or hasattr(result.value, "log_prob"):
+        got = kind(result)
+        if isinstance(result, Output):
+            got = f"{kind(result.value)} as the value: exchange it with {kind(result.distribution)}"
         raise UserTypeError(
             "evaluate(params, batch) must return Output(...), (distribution, value) or (distribution, value, carry); "
-            f"got {kind(result)}"
+            f"got {got}"
         )
-    return Output(*result)
+    return result
 
 
 def apply_policy(

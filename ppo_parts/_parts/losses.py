@@ -87,7 +87,7 @@ def policy_loss(
         >>> part = pp.policy_loss(pp.functional.clipped_surrogate, clip_eps=.2)
         >>> own = pp.policy_loss(lambda log_ratio, advantage, mask: -log_ratio * advantage)
     """
-    takes = inspect.signature(loss).parameters.keys() - hyperparameters.keys()
+    takes = _signature("policy_loss", loss).parameters.keys() - hyperparameters.keys()
     further: dict[str, Any] = {"log_prob": np.zeros((1, 1), np.float32)} if "log_prob" in takes else {}
     if "key" in takes:  # a key is made only if needed, because it starts JAX's backend
         further["key"] = jax.random.key(0)
@@ -276,9 +276,18 @@ def predicted(where: str, batch: Batch, path: str = "current.value") -> Array:
     """Return a prediction of the policy being trained."""
     if (x := field_at(batch, path)) is None:
         what = path.removeprefix("current.")
-        remedy = f"give it a critic, or leave {where} out" if what == "value" else "return Output(..., aux=...)"
+        own = f"return Output(..., aux={{{what.removeprefix('aux.')!r}: ...}})"
+        remedy = f"give it a critic, or leave {where} out" if what == "value" else own
         raise UserValueError(f"{where}: the policy returns no {what}: {remedy}")
     return x
+
+
+def _signature(where: str, loss: Callable[..., Array]) -> inspect.Signature:
+    try:
+        return inspect.signature(loss)
+    except ValueError:  # some functions that are written in C
+        remedy = "wrap it in a function of your own"
+        raise UserTypeError(f"{where}: {loss!r} does not tell its parameters: {remedy}") from None
 
 
 def check_loss(
@@ -293,7 +302,7 @@ def check_loss(
     If a loss of `functional` declares their ranges, later values of schedules and fields outside them become NaN. With
     `probe`, call `loss` with `[1, 1]` arrays and the first values of schedules; it must return a `[1, 1]` array.
     """
-    signature, ours = inspect.signature(loss), declaration(loss, "along_time") is not None
+    signature, ours = _signature(where, loss), declaration(loss, "along_time") is not None
     if ours and (takes := [*signature.parameters][:2])[1:] != [inputs[1]]:
         says = f"takes {' and '.join(takes)}, not {' and '.join(inputs)}"
         kinds = "policy_loss takes those of log_ratio and advantage, critics.critic_loss those of prediction and target"
@@ -302,7 +311,10 @@ def check_loss(
         signature.bind(None, None, mask=None, **hyperparameters)
     except TypeError as error:
         call = ", ".join((*inputs, *(f"{name}=..." for name in ("mask", *hyperparameters))))
-        raise UserTypeError(f"{where}: {getattr(loss, '__name__', loss)}({call}): {error}") from None
+        lacks_mask = str(error).endswith("unexpected keyword argument 'mask'")
+        remedy = "; add the parameter mask, 1 where an element counts" if lacks_mask else ""
+        says = f"the loss is called as {getattr(loss, '__name__', loss)}({call}): {error}{remedy}"
+        raise UserTypeError(f"{where}: {says}") from None
     one = np.zeros((1, 1), np.float32)
     first = {key: one + 1 if isinstance(x, Field) else value_at(x, np.int32(0)) for key, x in hyperparameters.items()}
     result = jax.eval_shape(lambda x: loss(x, x, mask=None, **first), one) if probe else one

@@ -300,7 +300,8 @@ def per_agent(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
 
     This does not change elementwise transformations such as Adam. Global norms, as in `optax.clip_by_global_norm`, are
     computed per agent, so one agent's gradient does not shrink another's. The optimizer does not receive the learner's
-    extra arguments such as `grad` and `value_fn`, because they concern all agents together.
+    extra arguments such as `grad` and `value_fn`, because they concern all agents together. For the same reason, write
+    `optax.apply_if_finite` around `per_agent`: the learner counts a minibatch that one agent skips as skipped by all.
 
     Args:
         optimizer: any optax transformation.

@@ -192,7 +192,8 @@ def mask_logits(logits: Array, available: Array) -> Array:
     Args:
         logits: `[..., n]`; the result has this shape.
         available: `[..., n]`, 1 (or True) where the option may be taken, else 0. Each row must have at least one such
-            option. Where a traced array is negative, such as the -inf of an additive mask, logits are NaN.
+            option; traced rows without one, as in padding, have equal logits, which are finite. Where a traced array is
+            negative, such as the -inf of an additive mask, logits are NaN.
 
     Example:
         >>> policy = Categorical(mask_logits(jnp.zeros(4), jnp.array([1, 1, 0, 0])))

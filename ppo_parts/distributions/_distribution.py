@@ -233,8 +233,8 @@ def check_box(where: str, low: Any, high: Any, like: Array, name: str) -> tuple[
         least, most = np.asarray(low, float), np.asarray(high, float)
         if not (np.all(np.isfinite(least) & np.isfinite(most)) and np.all(least < most)):
             raise UserValueError(f"{where}: the box must be finite, with low < high, got low={low}, high={high}")
-        eps = float(jnp.finfo(like.dtype).eps)
-        if np.any(4 * eps * np.maximum(np.abs(least), np.abs(most)) > (most - least) / 4):
+        info, largest = jnp.finfo(like.dtype), np.maximum(np.abs(least), np.abs(most))
+        if np.any((4 * float(info.eps) * largest > (most - least) / 4) | (largest > float(info.max))):
             raise UserValueError(f"{where}: {like.dtype} cannot resolve the box low={low}, high={high}: use float32")
     wide = [jnp.asarray(x, accumulator_dtype(like)) for x in (low, high)]
     return fit_to_shape(where, "low", wide[0], like, name), fit_to_shape(where, "high", wide[1], like, name)

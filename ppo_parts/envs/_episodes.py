@@ -174,7 +174,8 @@ def auto_reset(
             raise UserTypeError(f"auto_reset: step must return envs.Step(...), got {type(out).__name__}")
         for path, x in jax.tree.leaves_with_path(out):
             if not hasattr(x, "dtype") and not isinstance(x, bool | int | float):
-                raise UserTypeError(f"auto_reset: step returned {x!r} as {jax.tree_util.keystr(path)}, not a number")
+                field = jax.tree_util.keystr(path).removeprefix(".")
+                raise UserTypeError(f"auto_reset: step returned {x!r} as {field}, not a number")
         out = without_weak_types(out)
         if out.truncated is None:
             out = out._replace(truncated=jnp.zeros(agents, bool))

@@ -126,7 +126,7 @@ def check_as(where: str, name: str, value: Any, hint: Any) -> Any:
     types = [WHAT[kind] for kind in kinds if kind in WHAT]
     allowed = f"one of {', '.join([*map(repr, words), *types])}" if words else " or ".join(types)
     remedy = f": write ({value!r},)" if isinstance(value, str) and tuple[str, ...] in kinds else ""
-    if int in kinds and isinstance(value, float) and value.is_integer():
+    if int in kinds and isinstance(value, float) and value.is_integer() and value:  # 0 is often the wrong argument
         remedy = f": write {int(value)}"
     if Path in kinds and isinstance(value, str):
         remedy = f": write pathlib.Path({value!r})"

@@ -77,7 +77,7 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
                 return f": {name} has one row fewer than the others"
             with_last = other == "value" and "next_value" in shapes  # the value after the last step
             own = "value=value[:-1] and next_value=next_values(value[:-1], value[-1])"
-            cut = f"{other}[{'1:' if other == 'next_value' else ':-1'}]"
+            cut = {"value": "value[:-1]", "next_value": "next_value[1:]"}.get(other, f"{other}[:-1] or {other}[1:]")
             return f": {other} has one row more than {name}; pass {own if with_last else cut}"
         if name == "next_value" and shape == longer[1:]:
             return ": if that is the value after the last step, pass next_values(value, next_value)"
@@ -96,7 +96,9 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
                 return f": sum {other} over the action's dimensions, or, with one {name} for each row of it, {meant}"
             return f": if that is intended, {meant}"
         if 0 < rank < len(longer) and shape == longer[-rank:]:
-            return f": if that is intended, use jnp.broadcast_to({name}, {other}.shape)"
+            lengths = f"; if it holds lengths, pass jnp.arange({longer[0]})[:, None] < mask"
+            remedy = f": if that is intended, use jnp.broadcast_to({name}, {other}.shape)"
+            return remedy + lengths if name == "mask" and len(longer) == 2 else remedy
     return ""
 
 

@@ -38,8 +38,9 @@ def segment_priorities(advantage: Fixed, *, alpha: Single, eps: Single = 1e-6, m
     """
     total = jnp.sum(jnp.abs(advantage), axis=0)
     total = jnp.where(jnp.isfinite(total), total, 0)
-    largest = jnp.max(total, initial=1)  # all sums are divided by it, so that no power overflows
-    priority = (total / largest) ** alpha + eps / largest**alpha
+    tiny = jnp.finfo(total.dtype).tiny
+    largest = jnp.max(total, initial=jnp.where(eps > 0, 1, tiny))  # of all sums, so that no power over- or underflows
+    priority = (total / largest) ** alpha + jnp.where(eps > 0, eps / largest**alpha, 0)
     priority = jnp.where(jnp.all(priority == 0), 1, priority)
     if mask is not None:
         priority = jnp.where(jnp.any(boolean_mask(mask, advantage), axis=0), priority, 0)

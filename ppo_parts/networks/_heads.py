@@ -32,9 +32,10 @@ def action_size(space: Any) -> int:
         (2, 1)
     """
     for box in (each for each in list_spaces(space) if not is_discrete(each)):
-        if count_numbers(box) and len(box.shape) != 1:
-            says = f"the actions of distributions are vectors, but those of {box} have shape {tuple(box.shape)}"
-            raise UserValueError(f"action_size: {says}: wrap the environment in envs.flatten_action")
+        if not count_numbers(box) or len(box.shape) != 1:
+            must = "the actions of distributions must be vectors of at least one number"
+            remedy = "wrap the environment in envs.flatten_action" if count_numbers(box) else "leave it out"
+            raise UserValueError(f"action_size: {must}, but those of {box} have shape {tuple(box.shape)}: {remedy}")
     return sum(sum(count_options(each)) or count_numbers(each) for each in list_spaces(space))
 
 

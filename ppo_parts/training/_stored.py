@@ -182,11 +182,13 @@ def recipe(make_train: Callable[..., Train]) -> Callable[..., Train]:
     @functools.wraps(make_train)
     def make(config: Any, *own: Any, **named: Any) -> Train:
         check_config(config)
+        alone = all(x is None for x in (*own, *named.values()))
+        if alone:
+            find_config_type(make_train)  # raises if the run could not be loaded later
         made = make_train(config, *own, **named)
         if made is None:
             raise UserTypeError("make_train must return a training.Train, got None: return training.Train.of(...)")
         train = copy.copy(made)  # frozen, and `dataclasses.replace` would trace it
-        alone = all(x is None for x in (*own, *named.values()))
         object.__setattr__(train, "recipe", name_recipe(make_train) if alone else None)
         object.__setattr__(train, "config", config)
         return train

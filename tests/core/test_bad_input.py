@@ -331,6 +331,7 @@ TYPE_ERRORS = {
     "unexpected keyword argument 'lam'; did you mean 'gae_lambda'?": lambda: pp.gae(gamma=0.9, lam=0.9),
     "gae: gamma must be a number or an array, got a function: call it, as in gamma(step)":
         lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gamma=pp.linear_schedule(1.0, 0.0, 9), gae_lambda=0.9),
+    "a Batch takes fields by name, as in Batch(obs=obs), got an array of shape (5,)": lambda: pp.Batch(FIVE),
     "unexpected keyword argument 'gama' ... id you mean 'gamma'?": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gama=0.9),
     "takes from 4 to 5 positional arguments": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9),
     "phases() takes 0 positional arguments but 2 were given": lambda: pp.phases(ACTOR, CRITIC),
@@ -338,6 +339,10 @@ TYPE_ERRORS = {
     "a Batch has no field 'done': pass terminated, and truncated for time limits": lambda: pp.Batch(done=0),
     "clipped_surrogate(log_ratio, advantage, mask=..., clip_epsilon=...): missing a required ... 'clip_eps'":
         lambda: pp.policy_loss(f.clipped_surrogate, clip_epsilon=0.2),
+    "the loss is called as <lambda>(log_ratio, advantage, mask=...): ... 'mask'; add the parameter mask, 1 where an":
+        lambda: pp.policy_loss(lambda log_ratio, advantage: log_ratio * advantage),
+    "policy_loss: <built-in function max> does not tell its parameters: wrap it": lambda: pp.policy_loss(max),
+    "critic_loss: <built-in function max> does not tell its parameters: wrap it": lambda: pp.critics.critic_loss(max),
     "got the part 'chain': the order is learner(evaluate, pipeline, optimizer)":
         lambda: pp.learner(CRITIC, evaluate, SGD),
     "learner: evaluate must take (params, batch); this one takes (p)": lambda: pp.learner(lambda p: p, CRITIC, SGD),
@@ -408,6 +413,8 @@ TYPE_ERRORS = {
     "add_loss: mine must be floating, got int32": (GAE, FULL, pp.stateless(lambda b: b.add_loss("mine", b.action))),
     "mine must be an array, got 'a'": (GAE, pp.stateless(lambda b: b.add_metrics(mine="a")), CRITIC),
     "(distribution, value) ... 4 items": returning(lambda d, v: (d, v, 0, 0)),
+    "got Categorical as the value: exchange it with an array of shape (6, 4)": returning(lambda d, v: (v, d)),
+    "got Categorical as the value: exchange": returning(lambda d, v: pp.Output(v, d)),
     # what is trained, and on what
     "int32 at ['steps'] ... phase(..., trains=...)": ({"params": make_params() | {"steps": jnp.int32(3)}},),
     "draws=False), which is not an array: pass what its init returns":

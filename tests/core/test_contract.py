@@ -576,5 +576,9 @@ def test_print_shows_stages_and_fields():
     phases = pp.phases(actor=pp.chain(pp.full_batch(), SURROGATE))
     lines = str(pp.chain(pp.stateless(lambda b: b, name="mine"), GAE, phases)).splitlines()
     assert lines[0].split() == ["rollout", "mine", "reads", "undeclared", "fields"]
+    assert lines[4].endswith("reads every field")
+    mine, sampler = pp.stateless(lambda b: b, requires=("reward",)), pp.prioritized_sampler(2, alpha=1.0, beta=0.0)
+    reads = [line.partition("reads ")[2] for line in str(pp.chain(GAE, mine, sampler, SURROGATE)).splitlines()]
+    assert reads[1:3] == ["reward and undeclared fields", "advantage and all other fields"]
     assert "writes advantage, target" in lines[1]
     assert [line.split()[0] for line in lines[2:]] == ["phases", "actor:", "sampler", "minibatch"]

@@ -264,6 +264,7 @@ test_distributions_say_what_is_wrong = common.refused(
     *((lambda box=box: Beta(WIDE, WIDE, **box), "the box must be finite, with low < high") for box in BOXES),
     (lambda: TanhNormal(Normal(WIDE, 1.0), **BOXES[0]), "TanhNormal: the box must be finite"),
     (lambda: Beta(HALF, HALF, 100.0, 101.0), "Beta: bfloat16 cannot resolve the box"),
+    (lambda: Beta(WIDE.astype("float16"), 1.0, -1e5, 1e5), "Beta: float16 cannot resolve the box"),
     *((lambda x=x: Normal(WIDE, x), f"Normal: scale must be greater than 0, got {x}") for x in (-1.0, 0.0)),
     (lambda: Beta(WIDE, -WIDE), "Beta: beta must be greater than 0, got -1"),
     (lambda: Beta(0 * WIDE, WIDE), "Beta: alpha must be greater than 0, got 0"),

@@ -356,7 +356,8 @@ def test_happo_equals_a_loop_by_hand():
         factor = factor * ratio_of(d["obs"] @ expected[agent]["policy"], d)
     learner = pp.learner(categorical, given(module.happo), optax.sgd(RATE))
     update = jax.jit(module.in_sequence(learner, categorical))
-    states, metrics = update(key, jax.vmap(learner.init)(stacked(params, 0)), stacked(batches, 2))
+    batch = stacked(batches, 2).add_extras(cost=batches[0].reward)  # as `keep_info` records it
+    states, metrics = update(key, jax.vmap(learner.init)(stacked(params, 0)), batch)
     assert_equal(states.params, stacked(expected, 0))
     assert metrics["loss"].shape == (agents,)
 

@@ -310,7 +310,7 @@ test_what_breaks_a_law_is_refused = refused(
         r"auto_reset: zero_sum must be False with num_agents=2",
     ),
     (lambda: stepping(reward=lambda x: jnp.zeros(2)), r"step: reward must be numbers of shape \(\), got float32\[2\]"),
-    (lambda: stepping(info=lambda x: {"a": "won"}), r"step returned 'won' as \.info\['a'\], not a number"),
+    (lambda: stepping(info=lambda x: {"a": "won"}), r"step returned 'won' as info\['a'\], not a number"),
     (lambda: stepping(reward=lambda x: None), r"step: reward must be numbers of shape \(\), got None"),
     (lambda: resetting(step, lambda key: jnp.zeros(1)), r"^auto_reset: reset must return \(state, obs\), got floa"),
     (lambda: resetting(step, lambda key: (0, jnp.zeros(1), {})), r"reset must return \(state, obs\), got 3 items"),

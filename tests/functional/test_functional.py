@@ -211,12 +211,13 @@ WRONG = [
     (lambda: f.gae(ONES, LONGER, ONES, ONES, **HYPER), "value=value[:-1] and next_value=next_values(value[:-1], va"),
     (lambda: f.gae(ONES, ONES, ONES[0], ONES, **HYPER), "pass next_values(value, next_value)"),
     (lambda: f.gae(ONES[:, 0], ONES[:, 0], 1.0, ONES[:, 0], **HYPER), "pass next_values(value, next_value)"),
-    (lambda: f.gae(ONES, ONES, ONES, LONGER, **HYPER), "has one row more than reward; pass terminated[:-1]"),
+    (lambda: f.gae(ONES, ONES, ONES, LONGER, **HYPER), "than reward; pass terminated[:-1] or terminated[1:]."),
     (lambda: f.gae(ONES, ONES, LONGER, ONES, **HYPER), "has one row more than reward; pass next_value[1:]"),
     (lambda: f.value_loss(LONGER, ONES), "value has one row more than target; pass value[:-1]"),
     (lambda: f.clipped_surrogate(ONES, ONES[0], clip_eps=0.2), "jnp.broadcast_to(advantage, log_ratio.shape)"),
     (lambda: f.clipped_surrogate(ONES, ONES[:, 0], clip_eps=0.2), "sum log_ratio .*(advantage[..., None], log_ratio.s"),
-    (lambda: f.value_loss(ONES, ONES, mask=ONES[0]), "jnp.broadcast_to(mask, value.shape)."),
+    (lambda: f.value_loss(ONES, ONES, mask=ONES[0]), "); if it holds lengths, pass jnp.arange(5)[:, None] < mask."),
+    (lambda: f.value_loss(ONES[None], ONES[None], mask=ONES[0]), "jnp.broadcast_to(mask, value.shape)."),
     (lambda: f.value_loss(ONES, np.ones((4, 2))), "Nothing is broadcast."),
     (lambda: f.group_advantage(ONES[0], 2), "the group of each element, such as jnp.arange(n) // size."),
 ]  # fmt: skip
@@ -328,6 +329,7 @@ def test_auto_without_a_gpu_is_the_scan():
 # --- narrow numbers, empty masks, and states that have gone as far as they can ----------------------------------------
 
 CONTEXT = example_context()
+TINY = jnp.array([[1e-20, 2e-20]])
 REWARD, GROUP, RATIO = jnp.array([1.0, 3.0, 9.0]), jnp.array([0, 0, 1]), jnp.array([100.0, 0.0])
 LONG, MANY = jnp.ones((200, 1), jnp.bfloat16), jnp.full(70000, 1 / 70000, "f2")
 FIFTIES = jnp.zeros((2000, 10), jnp.float16).at[:, 0].set(50.0)
@@ -379,6 +381,7 @@ NUMBERS = [  # what is special, the expected result, and a call
     row("no tokens", [0, 0], lambda: centered(REWARD[:2], [0, 0], **by_length(0, 0))),
     row("a group out of range, which is not known", [-1, 1, np.nan], lambda: jax.jit(centered)(REWARD, [0, 0, 3])),
     row("priorities that overflow", [1, 0], lambda: f.segment_priorities(jnp.array([[1e5, 1.0]]), alpha=8.0)),
+    row("priorities that underflow", [1 / 9, 8 / 9], lambda: f.segment_priorities(TINY, alpha=3.0, eps=0.0)),
     row("a large eps", [5 / 6, 1 / 6], lambda: f.segment_priorities(jnp.array([[6.0, 2.0]]), alpha=2.0, eps=4.0)),
     row("many narrow probabilities", [1, 1], lambda: f.importance_weights(MANY, jnp.arange(2), beta=1.0), 0.1),
     row("a ratio of 0, which is as far as a policy can move", [3, 3],

@@ -274,6 +274,7 @@ test_networks_say_what_is_wrong = common.refused(
     (head(DISCRETE, HEAD, squash=True), "squash must be False .* because the"),
     (head(DISCRETE, HEAD, features=HEAD), "features None, because the"),
     (head(BOX, HEAD[:, :2]), "need log_std"),
+    (critic(env(envs.Box((0,)))), r"at least one number, but those of Box.* have shape \(0,\): leave it out"),
     (head(envs.Box((3,)), HEAD, HEAD, squash=True), "box must be finite"),
     (head(BOX, HEAD[:, :2], 0.0, available=HEAD[:, :2]), "available must be None, because .* continuous"),
     (head(PAIR, HEAD, 0.0, available={"a": HEAD[:, :2], "b": None}), "available must be None, because .* continuous"),

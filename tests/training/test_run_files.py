@@ -207,13 +207,17 @@ def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path
 
 
 def test_run_is_resumed_with_its_own_recipe(train, tmp_path):
-    def of(module):
-        make_train = lambda config: train  # noqa: E731
+    def of(module, made=train):
+        def make_train(config: cleanrl_ppo.Config):
+            return made
+
         make_train.__module__ = module
         return training.recipe(make_train)(tiny())
 
     with pytest.raises(UserError, match=r"make_train must return a training.Train, got None: return training.Train.of"):
-        training.recipe(lambda config: None)(tiny())
+        of("here.mine", None)
+    with pytest.raises(UserError, match=r"must say what its configuration is: def make_train\(config: Config\)"):
+        training.recipe(lambda config: train)(tiny())
     own = cleanrl_ppo.make_train(tiny(), env=train.env)
     trains = {"named": of("here.mine"), "recipe": train, "own": own}
     names = ["here.mine", train.recipe, None]
