@@ -183,15 +183,12 @@ def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path
         with pytest.raises((ValueError, TypeError), match=message):
             go(made, tmp_path, given.pop("name"), tiny(UPDATES, **changes), **given)
         assert not list(tmp_path.iterdir()), message
-    for where, message in (
-        ({"name": "b"}, "run: name names only new runs, got 'b', and resume continues a/run in place"),
-        (
-            {"directory": "b"},
-            "run: directory holds only new runs, got b, and resume continues a/run: leave it out",
-        ),
+    for name, message in (
+        ("name", "names only new runs, got 'b', and resume continues a/run in place"),
+        ("directory", "holds only new runs, got b, and resume continues a/run: leave it out"),
     ):
-        with pytest.raises(ValueError, match=message):
-            run(train, tiny(UPDATES), RunOptions(resume="a/run", **where))
+        with pytest.raises(ValueError, match=f"run: {name} {message}"):
+            run(train, tiny(UPDATES), RunOptions(resume="a/run", **{name: "b"}))
     unseeded = dataclasses.make_dataclass("Unseeded", ["env_id"])("x")
     for name, given, functions in (
         ("config", ({"seed": 1},), {}),
