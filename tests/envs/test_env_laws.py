@@ -309,6 +309,7 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: stepping(reward=lambda x: 1.0 if x > 0 else 0.0), TRACED + "if x > 0 .*: use jnp.where or jax.lax.cond"),
     (lambda: stepping(obs=lambda x: np.sin(x)[None]), TRACED + r".*np\.sin.* and jnp instead of np"),
     (lambda: stepping(reward=lambda x: x[None][x[None] > 0].sum()), TRACED),
+    (lambda: envs.make("pgx:nim", opponent=lambda obs: 0), r"opponent must take \(key, obs\); this one takes \(obs\)"),
     (leaking, r"^check: step uses an array that .* stored outside of the state .*: keep everything that changes in"),
     (lambda: like(reset=lambda key, n: range(n)[jax.random.randint(key, (), 0, n)]), "^check: reset uses the value"),
     (lambda: like(evaluation=lambda state: 3 if state.episode_length[0] else two_places()), "^check: evaluation us"),
@@ -627,9 +628,6 @@ def test_what_an_adapter_cannot_take_is_refused(monkeypatch):
         monkeypatch.setattr(fake, name, value)
         with pytest.raises(pp.errors.UserValueError, match=says):
             envs.make(env_id)
-    monkeypatch.setattr(env_fakes.Nim, "num_players", 2)
-    with pytest.raises(pp.errors.UserTypeError, match=r"opponent must take \(key, obs\); this one takes \(obs\)"):
-        envs.make("pgx:nim", opponent=lambda obs: 0)
 
 
 def test_an_action_of_brax_lasts_for_several_steps_but_not_beyond_the_end(monkeypatch):
