@@ -166,17 +166,14 @@ REFUSED = [  # changes of the configuration, options, and the error
 ]
 
 
-def test_a_metric_with_the_name_of_a_column_is_refused(tmp_path):
-    own = pp.stateless(lambda batch: batch.add_metrics(update=0.5), reads=())
-    chain = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2), own)
-    with pytest.raises(pp.errors.UserValueError, match="the metric 'update' has the name of a column"):
-        go(cleanrl_ppo.make_train(tiny(), None, chain), tmp_path, "run")
-
-
 def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path):
     own = runs.altered(train, config=None)  # from a recipe without `training.recipe`
+    column = pp.stateless(lambda batch: batch.add_metrics(update=0.5), reads=())
+    chain = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2), column)
+    named = cleanrl_ppo.make_train(tiny(UPDATES), None, chain)
     for made, changes, options, message in (
         *((own, *row) for row in REFUSED),
+        (named, {}, {}, "the metric 'update' has the name of a column"),
         (train, {"gamma": 0.5, "seed": 7}, {}, "config must be the one .*; gamma was 0.99, is 0.5: make the run again"),
     ):
         given = {"name": "run", **options}
