@@ -498,12 +498,6 @@ def test_the_command_reads_logs_of_other_libraries(write, tmp_path, capsys):
     assert "learning_rate_large (likely)" in capsys.readouterr().out
 
 
-def test_a_file_without_events_ends_with_status_2(tmp_path, capsys):
-    (tmp_path / "events.out.tfevents.1").write_bytes(b"\xff" * 200)
-    assert status(tmp_path) == 2
-    assert "is not a file of TensorBoard events" in capsys.readouterr().err
-
-
 def test_the_command_reads_an_unfinished_run_of_as_many_seeds_as_planned_updates(tmp_path):
     config = {"total_timesteps": 64, "num_envs": 2, "num_steps": 8}
     stored = {"config": config, "run": {"num_seeds": 4}, "versions": {}, "steps_per_update": 16}
@@ -514,7 +508,9 @@ def test_the_command_reads_an_unfinished_run_of_as_many_seeds_as_planned_updates
 
 
 def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys, monkeypatch):
-    (tmp_path / "empty").mkdir()
+    for name in ("empty", "damaged"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "damaged/events.out.tfevents.1").write_bytes(b"\xff" * 200)
     (tmp_path / "bytes.csv").write_bytes(b"train/approx_kl\n\xff\n")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     (tmp_path / "text.csv").write_text("train/approx_kl\nlarge\n")
@@ -524,6 +520,7 @@ def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys, monkeypatch):
     for name, says in {
         "absent": "is not a run",
         "empty": "is not a run",
+        "damaged": "is not a file of TensorBoard events",
         "other.csv": "has none of the metrics",
         "bytes.csv": "must be text in UTF-8",
         "text.csv": "must be a number, got 'large'",
