@@ -278,33 +278,30 @@ def test_a_probe_sees_a_memory_that_is_not_reset_and_actions_that_were_clipped()
             jax.eval_shape(lambda key, actor=actor: training.probe(actor, train.init(key)), jax.random.key(0))
 
 
-def test_a_probe_sees_that_updates_go_the_wrong_way():
+def test_a_probe_sees_that_updates_go_the_wrong_way_and_whether_values_depend_on_inputs():
     train = recipe.make_train(recipe.Config(total_timesteps=512))
 
     def go_back(key, state, batch):
         after, metrics = train.learner.update(key, state, batch)
         return after._replace(params=jax.tree.map(lambda x, y: 2 * x - y, state.params, after.params)), metrics
 
-    reverse = altered(train, learner=train.learner._replace(update=go_back))
-    factors = {"gamma": 0.99, "gae_lambda": 0.95}
-    right, wrong = (_probe._run_first_update(each, jax.random.key(0), factors) for each in (train, reverse))
-    assert right[0] > 0.01
-    assert wrong[0] < -0.01
-    assert not any(right[1])
-    assert right[2] > 0.01
-
-
-def test_a_probe_sees_whether_values_depend_on_inputs():
-    train = recipe.make_train(recipe.Config(total_timesteps=512))
-    for factor, low, high in ((1.0, 0.01, 1), (1e-4, 1e-6, 1e-3), (0.0, np.nan, np.nan)):
-
-        def collect(*args, factor=factor):
+    def with_values(factor):
+        def collect(*args):
             state, batch, metrics = train.rollout.collect(*args)
             return state, batch.replace(value=factor * batch.value), metrics
 
-        other = altered(train, rollout=train.rollout._replace(collect=collect))
-        spread = _probe._run_first_update(other, jax.random.key(0), {"gamma": 0.99, "gae_lambda": 0.95})[2]
-        assert low < spread < high or (np.isnan(low) and np.isnan(spread))
+        return altered(train, rollout=train.rollout._replace(collect=collect))
+
+    def measured(train):
+        return _probe._run_first_update(train, jax.random.key(0), {"gamma": 0.99, "gae_lambda": 0.95})
+
+    direction, kept, spread = measured(train)
+    assert direction > 0.01
+    assert not any(kept)
+    assert 0.01 < spread < 1
+    assert measured(altered(train, learner=train.learner._replace(update=go_back)))[0] < -0.01
+    assert 1e-6 < measured(with_values(1e-4))[2] < 1e-3
+    assert np.isnan(measured(with_values(0.0))[2])
 
 
 @pytest.mark.parametrize("wrong", [False, True])
@@ -501,12 +498,6 @@ def test_the_command_reads_logs_of_other_libraries(write, tmp_path, capsys):
     assert "learning_rate_large (likely)" in capsys.readouterr().out
 
 
-def test_a_file_without_events_ends_with_status_2(tmp_path, capsys):
-    (tmp_path / "events.out.tfevents.1").write_bytes(b"\xff" * 200)
-    assert status(tmp_path) == 2
-    assert "is not a file of TensorBoard events" in capsys.readouterr().err
-
-
 def test_the_command_reads_an_unfinished_run_of_as_many_seeds_as_planned_updates(tmp_path):
     config = {"total_timesteps": 64, "num_envs": 2, "num_steps": 8}
     stored = {"config": config, "run": {"num_seeds": 4}, "versions": {}, "steps_per_update": 16}
@@ -517,7 +508,9 @@ def test_the_command_reads_an_unfinished_run_of_as_many_seeds_as_planned_updates
 
 
 def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys, monkeypatch):
-    (tmp_path / "empty").mkdir()
+    for name in ("empty", "damaged"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "damaged/events.out.tfevents.1").write_bytes(b"\xff" * 200)
     (tmp_path / "bytes.csv").write_bytes(b"train/approx_kl\n\xff\n")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     (tmp_path / "text.csv").write_text("train/approx_kl\nlarge\n")
@@ -527,6 +520,7 @@ def test_what_cannot_be_read_ends_with_status_2(tmp_path, capsys, monkeypatch):
     for name, says in {
         "absent": "is not a run",
         "empty": "is not a run",
+        "damaged": "is not a file of TensorBoard events",
         "other.csv": "has none of the metrics",
         "bytes.csv": "must be text in UTF-8",
         "text.csv": "must be a number, got 'large'",

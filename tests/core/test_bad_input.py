@@ -43,6 +43,7 @@ AUGMENT = pp.stateless(lambda b: b.replace(obs=-b.obs), requires=("obs",), provi
 DRAWS = pp.Part(lambda params, key: jax.random.normal(key), lambda b, s, c: (b, s), "draws", reads=())
 FAILS = pp.Part(lambda params, key: evaluate(params, foo=1), lambda b, s, c: (b, s), "fails", reads=())
 given, learner = BATCH.replace, functools.partial(pp.learner, evaluate, optimizer=SGD)
+init = learner(CRITIC).init
 
 
 def replayed(like, batch):
@@ -254,7 +255,7 @@ VALUE_ERRORS = {
         lambda: rollout_of(None, record=("cost", "next_cost")),
     "keep_info='cost' is already in the batch (cost, next_cost, policy_key, value): rename it":
         lambda: rollout_of(None, record=("cost",), keep_info=("cost",)),
-    "the parameter tree is empty": lambda: learner(CRITIC).init({}),
+    "the parameter tree is empty": lambda: init({}),
     **{f"batch.{field} is missing": (given(**{field: None}),) for field in ("obs", "action", "log_prob")},
     "learner.update: batch.carry is missing: pass the policy's state before step 0 ... pp.rollout records":
         (GAE, SHUFFLED, VALUE, given(reset=BATCH.terminated), RECURRENT),
@@ -294,7 +295,7 @@ VALUE_ERRORS = {
         (pp.tokens.group_advantage(group="group"), FULL, SURROGATE,
          jax.tree.map(lambda x: x[:, :1], BATCH).replace(per_segment={"group": jnp.zeros(1, int)})),
     "group_advantage: batch.reward is missing: give it, or score":
-        (pp.tokens.group_advantage(group=2), FULL, SURROGATE, BATCH.replace(reward=None)),
+        (pp.tokens.group_advantage(group=2), FULL, SURROGATE, given(reward=None)),
     "aggregate: ... leave it out": lambda: pp.tokens.aggregate(by="sequence_mean", length=3),
     "cov_low must be less than cov_high": lambda: pp.policy_loss(f.clip_cov, clip_eps=0.2, cov_low=2.0, cov_high=1.0),
     "delta must lie in (0, inf], but its schedule is -1 at the end": lambda: pp.critics.critic_loss(
@@ -308,11 +309,10 @@ VALUE_ERRORS = {
                                 critic=pp.chain(FULL, LENS(VALUE, read={"target": "extras.target_normalized"}))),
          {"optimizer": TWO}),
     "aggregate: the batch must have the axes [T, N] only, got shape (6, 4, 2)":
-        lambda: pp.tokens.aggregate().update(
-            BATCH.replace(log_prob=BOTH, losses={"policy": BOTH}), (), CONTEXT),
+        lambda: pp.tokens.aggregate().update(given(log_prob=BOTH, losses={"policy": BOTH}), (), CONTEXT),
     "group must divide the 2 segments of a shard, got 4": (pp.tokens.group_advantage(group=4), ACTOR, given(shards=2)),
     "put it before the sampler, because the policy has already been evaluated": (GAE, FULL, AUGMENT, SURROGATE),
-    "replay: the rollout has truncated, but like does not": lambda: replayed(BATCH.replace(truncated=None), BATCH),
+    "replay: the rollout has truncated, but like does not": lambda: replayed(given(truncated=None), BATCH),
     "zero_sum: ... must write the advantage, but value_loss writes losses": lambda: pp.agents.zero_sum(VALUE),
     "zero_sum ... extras.seat": (pp.agents.zero_sum(GAE), ACTOR),
     "give temporal, spatial or both": lambda: pp.regularizers.smoothness_loss(temporal=None, spatial=None),
@@ -321,9 +321,8 @@ VALUE_ERRORS = {
 }  # fmt: skip
 
 TYPE_ERRORS = {
-    "group_advantage: per_segment['score'] must be floating":
-        (pp.tokens.group_advantage(group=2, score="score"), FULL, SURROGATE,
-         BATCH.replace(per_segment={"score": jnp.arange(4)})),
+    "group_advantage: per_segment['own'] must be floating":
+        (pp.tokens.group_advantage(group=2, score="own"), FULL, SURROGATE, given(per_segment={"own": jnp.arange(4)})),
     "what gradient_metrics returns must be a dictionary": ({"gradient_metrics": lambda gradient: jnp.ones(())},),
     # arguments
     "2 were given: name them, as in gamma=..., gae_lambda=...": lambda: pp.gae(0.99, 0.95),
@@ -382,9 +381,9 @@ TYPE_ERRORS = {
     "learner: evaluate must take (params, batch); this one takes (batch, params)":
         lambda: pp.learner(lambda batch, params: None, CRITIC, SGD),
     "learner.init(params, key): key must be one key, such as jax.random.key(0), got dict":
-        lambda: learner(CRITIC).init(CONTEXT.key, make_params()),
+        lambda: init(CONTEXT.key, make_params()),
     "part_state: state must be a LearnerState, got Chain: the order is part_state(state, pipeline, name)":
-        lambda: pp.part_state(pp.chain(GAE, CRITIC), learner(CRITIC).init(make_params()), "gae"),
+        lambda: pp.part_state(pp.chain(GAE, CRITIC), init(make_params()), "gae"),
     "check_part: batch must be a function, got Batch": lambda: testing.check_part(GAE, batch=BATCH),
     "check_part: batch must take (seed, dtype)": lambda: testing.check_part(GAE, batch=lambda: BATCH),
     "short: update must take (batch, state, context); this one takes (batch)":
@@ -417,15 +416,13 @@ TYPE_ERRORS = {
     "got Categorical as the value: exchange": returning(lambda d, v: pp.Output(v, d)),
     # what is trained, and on what
     "int32 at ['steps'] ... phase(..., trains=...)": ({"params": make_params() | {"steps": jnp.int32(3)}},),
-    "draws=False), which is not an array: pass what its init returns":
-        lambda: learner(CRITIC).init(pp.Policy(abs, evaluate)),
+    "draws=False), which is not an array: pass what its init returns": lambda: init(pp.Policy(abs, evaluate)),
     "learner.init: the parameters are <built-in function abs>, which is not an array":
         lambda: learner(pp.chain(GAE, ACTOR)).init(abs, CONTEXT.key),
-    "the parameters to train contain key<fry> at the top, which has no gradient":
-        lambda: learner(CRITIC).init(jax.random.key(0)),
+    "the parameters to train contain key<fry> at the top, which has no gradient": lambda: init(CONTEXT.key),
     "state must be a LearnerState, as learner.init(params) returns it, got dict":
         lambda: learner(CRITIC).update(jax.random.key(0), make_params(), BATCH),
-    "at ['act'], which is not an array": lambda: learner(CRITIC).init({"w": jnp.ones(2), "act": jnp.tanh}),
+    "at ['act'], which is not an array": lambda: init({"w": jnp.ones(2), "act": jnp.tanh}),
     "learner.update: key must be one key, such as jax.random.key(0), got 0": ({"key": 0},),
     "learner.update: key must be one key ... got keys of shape (2,)": ({"key": jax.random.split(jax.random.key(0))},),
     "ppo_parts.Batch ... dict": ({"batch": {"obs": BATCH.obs}},),
@@ -476,7 +473,7 @@ SHAPE_ERRORS = {
     "proximal_average ... advantage (6, 4, 2), log_prob (6, 4)":
         (STREAMS, FULL, pp.regularizers.proximal_average(decay=0.9), SURROGATE),
     "normalize_target ... target (6, 4, 3), log_prob (6, 4)":
-        lambda: POPART.update(BATCH.replace(target=jnp.ones((TIME, SEGMENTS, 3))), None, CONTEXT),
+        lambda: POPART.update(given(target=jnp.ones((TIME, SEGMENTS, 3))), None, CONTEXT),
     "prioritized_sampler ... (6, 4, 2) ... combine the streams": (STREAMS, PRIORITIZED(2), SURROGATE),
     "same number of streams, got (6, 4, 2), (6, 4, 3)": (TARGETS, CRITIC, given(value=BOTH), {"evaluate": two_values}),
     "a value of shape (6, 4, 2), but batch.value has (6, 4)": ({"evaluate": two_values},),

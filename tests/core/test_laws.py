@@ -346,6 +346,8 @@ test_check_part_says_what_is_wrong = refused(
     (pp.stateless(lambda b: b, requires=("current.value",)), 'declare place="after_sampler"$'),
     (pp.stateless(lambda b: b.add_metrics(mean=jnp.mean(b.current_log_ratio()))),
      "exists only after the sampler: put the part there, and declare place="),
+    (lambda: testing.check_hyperparameters(pp.value_loss), "nothing to check"),
+    (lambda: testing.check_hyperparameters(pp.value_loss, coef=0.0), "coef must not be 0"),
     by=testing.check_part,
 )  # fmt: skip
 
@@ -359,10 +361,6 @@ def test_check_hyperparameters_takes_a_context_and_names_what_is_wrong():
 
     testing.check_hyperparameters(of_head, context=context_with_cost, coef=0.5)
     testing.check_hyperparameters(pp.gae, gamma=1.0, gae_lambda=0.95)  # the number stays in its range
-    with pytest.raises(pp.errors.UserValueError, match="nothing to check"):
-        testing.check_hyperparameters(pp.value_loss)
-    with pytest.raises(pp.errors.UserValueError, match="coef must not be 0"):
-        testing.check_hyperparameters(pp.value_loss, coef=0.0)
     of_step, unscheduled = lambda coef, context: coef(context.step), lambda coef, context: coef
     converted = lambda coef, context: float(coef)  # noqa: E731
     numbers, schedules = "TypeError for a number", "TypeError for a schedule"

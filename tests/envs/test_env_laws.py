@@ -299,16 +299,6 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: stepping(obs=lambda x: x[None].astype(int)), r"an observation like that of reset, .*, got int32\[1\]"),
     (lambda: stepping(state=lambda x: (x, x)), r"a state like that of reset, float32\[\], got [^:]*$"),
     (lambda: resetting(still, lambda key: (jnp.zeros(1), 0.0)), r"reset must return \(state, obs\), in this order"),
-    (
-        lambda: envs.auto_reset(
-            lambda key: (0.0, jnp.zeros(1)), still, envs.Box((1,)), spaces.Dict(a=spaces.Discrete(2, start=1))
-        ),
-        r"auto_reset: action_space must start from 0, got Discrete\(2, start=1\): describe it from 0",
-    ),
-    (
-        lambda: envs.auto_reset(abs, still, envs.Box((1,)), envs.Discrete(2), zero_sum=True, num_agents=2),
-        r"auto_reset: zero_sum must be False with num_agents=2",
-    ),
     (lambda: stepping(reward=lambda x: jnp.zeros(2)), r"step: reward must be numbers of shape \(\), got float32\[2\]"),
     (lambda: stepping(info=lambda x: {"a": "won"}), r"step returned 'won' as info\['a'\], not a number"),
     (lambda: stepping(reward=lambda x: None), r"step: reward must be numbers of shape \(\), got None"),
@@ -319,6 +309,7 @@ test_what_breaks_a_law_is_refused = refused(
     (lambda: stepping(reward=lambda x: 1.0 if x > 0 else 0.0), TRACED + "if x > 0 .*: use jnp.where or jax.lax.cond"),
     (lambda: stepping(obs=lambda x: np.sin(x)[None]), TRACED + r".*np\.sin.* and jnp instead of np"),
     (lambda: stepping(reward=lambda x: x[None][x[None] > 0].sum()), TRACED),
+    (lambda: envs.make("pgx:nim", opponent=lambda obs: 0), r"opponent must take \(key, obs\); this one takes \(obs\)"),
     (leaking, r"^check: step uses an array that .* stored outside of the state .*: keep everything that changes in"),
     (lambda: like(reset=lambda key, n: range(n)[jax.random.randint(key, (), 0, n)]), "^check: reset uses the value"),
     (lambda: like(evaluation=lambda state: 3 if state.episode_length[0] else two_places()), "^check: evaluation us"),
@@ -480,6 +471,7 @@ def test_environments_may_be_vmapped_with_their_parameters():
 
 AUTOMATIC = {"reset": lambda key: 0, "step": lambda key, state, action: 0}
 AUTOMATIC |= {"observation_space": envs.Box(()), "action_space": envs.Discrete(2)}
+FROM_1 = spaces.Dict(a=spaces.Discrete(2, start=1))
 test_arguments_of_automatic_resets_are_checked = refused(
     ({"reset": lambda: 0}, r"reset must take \(key\); this one takes \(\)"),
     ({"reset": None}, r"reset must be a function, got None"),
@@ -492,6 +484,8 @@ test_arguments_of_automatic_resets_are_checked = refused(
     ({"action_space": 2}, r"action_space must be a space, got 2: write envs\.Discrete\(2\), or envs\.Box\(\(2,\)\)"),
     ({"action_space": np.int64(3)}, r"action_space must be a space, got .*: write envs\.Discrete\(3\)"),
     ({"privileged_space": [4]}, r"privileged_space must be a space, got \[4\]: write envs\.Box\(\(4,\)\)"),
+    ({"action_space": FROM_1}, r"auto_reset: action_space must start from 0, got .*\(2, start=1\): describe it from 0"),
+    ({"zero_sum": True, "num_agents": 2}, r"auto_reset: zero_sum must be False with num_agents=2"),
     by=lambda changed: envs.auto_reset(**{**AUTOMATIC, **changed}),
 )
 
@@ -634,9 +628,6 @@ def test_what_an_adapter_cannot_take_is_refused(monkeypatch):
         monkeypatch.setattr(fake, name, value)
         with pytest.raises(pp.errors.UserValueError, match=says):
             envs.make(env_id)
-    monkeypatch.setattr(env_fakes.Nim, "num_players", 2)
-    with pytest.raises(pp.errors.UserTypeError, match=r"opponent must take \(key, obs\); this one takes \(obs\)"):
-        envs.make("pgx:nim", opponent=lambda obs: 0)
 
 
 def test_an_action_of_brax_lasts_for_several_steps_but_not_beyond_the_end(monkeypatch):

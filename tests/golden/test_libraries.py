@@ -19,7 +19,6 @@ import ppo_parts as pp
 from ppo_parts import testing
 from ppo_parts._core.sampling import Sampler
 from ppo_parts.recipes import libraries
-from ppo_parts.recipes.libraries.parts import clip_each_network
 from tests.golden_traces import GOLDEN, Arrays, Tape, load, read_steps, record_estimates, record_steps, replay
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -102,9 +101,3 @@ def test_a_free_run_with_estimates_of_each_epoch_reproduces_tianshou():
     for name, params in record["params_after"].items():
         traveled = np.abs(params - record["params"][name][None]).max(axis=1, keepdims=True)
         assert np.all(np.abs(ours[name] - params) <= 1e-5 * traveled)
-
-
-def test_one_network_has_no_gradients_of_each():
-    clip, joint = clip_each_network(1.0), {"params": jnp.ones(2)}
-    with pytest.raises(ValueError, match=r"an entry for each network.*got \['params'\]"):
-        clip.update(joint, clip.init(joint))

@@ -120,6 +120,8 @@ test_options_that_a_library_does_not_have_are_refused = refused(
     (tiny("brax", segment_length=5), "segment_length must divide the 8 steps of a rollout, got 5"),
     (tiny("rl_games", num_minibatches=3), "num_minibatches must divide the 4 environments, got 3"),
     (tiny("skrl", env_id="CartPole-v1", noise_steps=4), "noise_steps must be None, because gSDE is for cont"),
+    (lambda: parts.clip_each_network(1.0).update({"params": 1.0}, ()), r"an entry for each network.*got \['params'\]"),
+    (lambda: library_ppo.make_train(tiny("rsl_rl"), None, libraries.rsl_rl()), "expected parts, got a tuple of them"),
     by=library_ppo.make_train,
 )
 
@@ -127,8 +129,6 @@ test_options_that_a_library_does_not_have_are_refused = refused(
 def test_a_library_takes_the_hyperparameters_of_another_and_a_chain_of_your_own():
     library_ppo.make_train(tiny("stable_baselines3", library="skrl"))
     library_ppo.make_train(tiny("brax", env_id="tasks:golf"))  # its actions are matrices
-    with pytest.raises(pp.errors.UserTypeError, match="expected parts, got a tuple of them"):
-        library_ppo.make_train(tiny("rsl_rl"), None, libraries.rsl_rl())
     own = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.value_loss())
     config = tiny("rl_games", env_id="CartPole-v1", target_kl=None)
     assert "policy_loss" not in library_ppo.make_train(config, pipeline=own).shapes[1]

@@ -52,32 +52,26 @@ def test_only_what_is_recorded_is_needed():
     assert compared(last(None)).first is None
 
 
-@pytest.mark.parametrize(
-    ("fault", "change"),
-    [
-        ("standardized over the rollout", "advantages are standardized over the rollout, ddof 1"),
-        ("ascent", "the loss of the policy has the opposite sign"),
-        ("entropy penalized", "the loss of the entropy has the opposite sign"),
-        ("trace through time limits", "the trace continues through time limits"),
-    ],
-)
-def test_single_change_explains_the_record(fault, change):
-    record = recorded(fault)
+EXPLAINED = {
+    "standardized over the rollout": "advantages are standardized over the rollout, ddof 1",
+    "ascent": "the loss of the policy has the opposite sign",
+    "entropy penalized": "the loss of the entropy has the opposite sign",
+    "trace through time limits": "the trace continues through time limits",
+    "weight decay": "weights decay, as in AdamW",
+    "elements clipped": "each element of the gradient is clipped to 0.5",
+}
+
+
+@pytest.mark.parametrize("fault", EXPLAINED)
+def test_single_change_explains_the_record(fault):
+    record, changes = recorded(fault), (EXPLAINED[fault],)
     found = compared(record, chain=numpy_ppo.CHAIN, optimizer=numpy_ppo.OPTIMIZER)
-    assert (found.changes, found.left) == ((change,), None)
-    assert compared(record, chain=numpy_ppo.CHAIN).changes == (change,)
+    assert (found.changes, found.left) == (changes, None)
+    if fault not in numpy_ppo.FAULTS["optimizer"]:  # such a change needs the optimizer as text
+        assert compared(record, chain=numpy_ppo.CHAIN).changes == changes
     space = {}
     exec(found.update, space)  # it prints a program
     assert compared(record, chain=space["chain"], optimizer=space["optimizer"]).first is None
-
-
-def test_other_steps_of_adam_are_explained():
-    for fault, change in (
-        ("weight decay", "weights decay, as in AdamW"),
-        ("elements clipped", "each element of the gradient is clipped to 0.5"),
-    ):
-        found = compared(recorded(fault), chain=numpy_ppo.CHAIN, optimizer=numpy_ppo.OPTIMIZER)
-        assert (found.changes, found.left) == ((change,), None)
 
 
 def test_masked_divergence_aggregated_losses_and_nan():

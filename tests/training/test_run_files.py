@@ -166,32 +166,26 @@ REFUSED = [  # changes of the configuration, options, and the error
 ]
 
 
-def test_a_metric_with_the_name_of_a_column_is_refused(tmp_path):
-    own = pp.stateless(lambda batch: batch.add_metrics(update=0.5), reads=())
-    chain = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2), own)
-    with pytest.raises(pp.errors.UserValueError, match="the metric 'update' has the name of a column"):
-        go(cleanrl_ppo.make_train(tiny(), None, chain), tmp_path, "run")
-
-
 def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path):
     own = runs.altered(train, config=None)  # from a recipe without `training.recipe`
+    column = pp.stateless(lambda batch: batch.add_metrics(update=0.5), reads=())
+    chain = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2), column)
+    named = cleanrl_ppo.make_train(tiny(UPDATES), None, chain)
     for made, changes, options, message in (
         *((own, *row) for row in REFUSED),
+        (named, {}, {}, "the metric 'update' has the name of a column"),
         (train, {"gamma": 0.5, "seed": 7}, {}, "config must be the one .*; gamma was 0.99, is 0.5: make the run again"),
     ):
         given = {"name": "run", **options}
         with pytest.raises((ValueError, TypeError), match=message):
             go(made, tmp_path, given.pop("name"), tiny(UPDATES, **changes), **given)
         assert not list(tmp_path.iterdir()), message
-    for where, message in (
-        ({"name": "b"}, "run: name names only new runs, got 'b', and resume continues a/run in place"),
-        (
-            {"directory": "b"},
-            "run: directory holds only new runs, got b, and resume continues a/run: leave it out",
-        ),
+    for name, message in (
+        ("name", "names only new runs, got 'b', and resume continues a/run in place"),
+        ("directory", "holds only new runs, got b, and resume continues a/run: leave it out"),
     ):
-        with pytest.raises(ValueError, match=message):
-            run(train, tiny(UPDATES), RunOptions(resume="a/run", **where))
+        with pytest.raises(ValueError, match=f"run: {name} {message}"):
+            run(train, tiny(UPDATES), RunOptions(resume="a/run", **{name: "b"}))
     unseeded = dataclasses.make_dataclass("Unseeded", ["env_id"])("x")
     for name, given, functions in (
         ("config", ({"seed": 1},), {}),

@@ -88,9 +88,6 @@ def test_bad_arguments_of_public_functions_are_named():
         for function in functions:
             with pytest.raises((UserValueError, UserTypeError), match=rf"\w+: {name} must "):
                 function()
-
-
-def test_a_part_in_the_place_of_a_policy_is_named():
     says = "policy must be a ppo_parts.Policy, got the part 'full_batch': pass it as"
     with pytest.raises(UserTypeError, match=says):
         training.Train.of(CONFIG, None, pp.full_batch(), None, None)

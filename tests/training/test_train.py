@@ -115,9 +115,7 @@ def test_evaluate_changes_nothing_and_adds_metrics(evaluated, whole):
         assert seen[name] == pytest.approx({16 * update: metrics[name] for update, metrics in found.items()}), name
 
 
-def test_a_custom_rollout_may_return_metrics_as_a_dict():
-    train = cleanrl_ppo.make_train(tiny())
-
+def test_a_custom_rollout_may_return_metrics_as_a_dict(train):
     def collect(*given):
         state, batch, metrics = train.rollout.collect(*given)
         return state, batch, {**metrics, "own": jnp.float32(3)}
