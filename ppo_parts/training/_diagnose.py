@@ -185,9 +185,9 @@ def rewards_shrank(run: Evidence) -> bool:
 
 def failed_to_learn(run: Evidence) -> bool:
     """Return whether the value loss did not fall and the return did not rise in 100 updates and 100,000 steps."""
-    updates, loss = len(run.series("explained_variance")), run.late("value_loss") / run.early("value_loss")
+    updates, fell = len(run.series("explained_variance")), run.late("value_loss") < 0.5 * run.early("value_loss")
     steps = updates * run.setting("num_envs") * run.setting("num_steps")
-    return updates >= 100 and not steps < 100_000 and not loss < 0.5 and not run.rose()
+    return updates >= 100 and not steps < 100_000 and not fell and not run.rose()
 
 
 class Rule(NamedTuple):
