@@ -240,19 +240,21 @@ def _measure_score(train: Train, params: Any, batch: Batch) -> Array | float:
     if any(jax.tree.leaves(discrete)):
         return jnp.nan  # nearly deterministic policies have equal gradients
 
-    def log_prob(params: Any) -> Array:
-        return evaluate_policy(train.policy, params, batch).distribution.log_prob(batch.action)
-
     leaves, structure = jax.tree.flatten(params)
     keys = list(jax.random.split(jax.random.key(0), len(leaves)))
 
     def measure(chosen: Array) -> Array:
         each = zip(chosen, keys, leaves, strict=True)
         direction = [(of_it * jax.random.normal(key, x.shape)).astype(x.dtype) for of_it, key, x in each]
-        score = jax.jvp(log_prob, (params,), (jax.tree.unflatten(structure, direction),))[1]
+        tangents = (jax.tree.unflatten(structure, direction),)
+        score = jax.jvp(lambda params: _log_prob(train, params, batch), (params,), tangents)[1]
         return jnp.abs(jnp.mean(score)) / jnp.std(score) * score.size**0.5  # NaN without an effect
 
     return jnp.nanmax(jax.lax.map(measure, jnp.eye(len(leaves))))
+
+
+def _log_prob(train: Train, params: Any, batch: Batch) -> Array:
+    return evaluate_policy(train.policy, params, batch).distribution.log_prob(batch.action)
 
 
 def _estimate_advantages(batch: Batch, settings: Mapping[str, Any]) -> tuple[Array, Array]:
@@ -266,10 +268,7 @@ def _run_first_update(train: Train, key: Array, settings: Mapping[str, Any]) -> 
     _, batch, _ = train.rollout.collect(key, first.learner.params, first.rollout)
     after, _ = train.learner.update(key, first.learner, batch)
     kept = jax.tree.leaves(jax.tree.map(lambda x, y: jnp.all(x == y), first.learner.params, after.params))
-    old, new = (
-        evaluate_policy(train.policy, params, batch).distribution.log_prob(batch.action)
-        for params in (first.learner.params, after.params)
-    )
+    old, new = (_log_prob(train, each.params, batch) for each in (first.learner, after))
     advantage, _ = _estimate_advantages(batch, settings)
     direction = jnp.corrcoef(jnp.ravel(advantage), jnp.ravel(jnp.exp(new - old)))[0, 1]  # NaN without a change
     inputs = [jnp.ravel(jnp.std(x.astype(float), axis=(0, 1))) for x in jax.tree.leaves(batch.obs)]
@@ -300,7 +299,6 @@ def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -
 
 
 def _measure_unavailable(space: Any, batch: Batch) -> Array | float:
-    """Return the share of actions with a choice that is not available."""
     masks = as_observation(batch.obs).available
     if masks is None:
         return jnp.nan
@@ -318,7 +316,6 @@ def _measure_unavailable(space: Any, batch: Batch) -> Array | float:
 
 
 def _compare_agents(train: Train, batch: Batch, output: Output) -> Array | float:
-    """Return the share of steps at which all agents have the same policy."""
     if train.env.num_agents in (None, 1):
         return jnp.nan
     first = jax.tree.map(lambda x: jnp.broadcast_to(x[:, :, :1], x.shape), batch.action)
@@ -327,7 +324,6 @@ def _compare_agents(train: Train, batch: Batch, output: Output) -> Array | float
 
 
 def _measure_softmax_twice(distribution: Any) -> Array | float:
-    """Return how often logits could be probabilities near 1, if all could be probabilities and they vary."""
     if not isinstance(distribution, Categorical):
         return jnp.nan
     logits = distribution.logits
@@ -337,7 +333,6 @@ def _measure_softmax_twice(distribution: Any) -> Array | float:
 
 
 def _measure_mean_zero(distribution: Any) -> Array | float:
-    """Return the largest share of exact zeros in a component of the mean, if any mean is not 0."""
     loc = getattr(getattr(distribution, "base", distribution), "loc", None)
     return jnp.nan if loc is None else jnp.max(jnp.mean(loc == 0, axis=(0, 1))) * jnp.any(loc != 0)
 
@@ -404,7 +399,6 @@ def _measure_jump_at_end(batch: Batch) -> Array:
 
 
 def _measure_value_at_end(batch: Batch) -> Array:
-    """Return the error of values before a termination, divided by the root mean square of all values."""
     missed = jnp.mean((batch.value - batch.reward) ** 2, where=batch.terminated == 1)
     return jnp.sqrt(missed / jnp.mean(batch.value**2))
 
