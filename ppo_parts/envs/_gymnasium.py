@@ -55,29 +55,25 @@ def make_gym(
     if limit is not None and (not isinstance(limit, numbers.Integral) or (limit < 1 and limit != -1)):
         raise UserValueError(f"{env_id}: max_episode_steps must be a positive integer or -1 (no limit), got {limit!r}")
     kwargs = {**({"render_mode": "rgb_array"} if renders.get() else {}), **kwargs}
-    spec = gymnasium.registry.get(env_id, env_id)  # worker processes may not know the name
+    spec, creator = gymnasium.registry.get(env_id, env_id), os.getpid()  # worker processes may not know the name
 
     def make_one() -> Any:
+        # A terminal signals the workers, too, but the run must save before they end.
+        if vectorization == "async" and os.getpid() != creator:
+            for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+                if (number := getattr(signal, name, None)) is not None:  # Windows has only the first
+                    signal.signal(number, signal.SIG_IGN)
         env = functools.reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(spec, **kwargs))
         known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
         if all(isinstance(leaf, known) for leaf in list_spaces(env.observation_space)):
             return _CopyFinalObs(env)
         return _CopyFinalObs(gymnasium.wrappers.FlattenObservation(env))
 
-    creator = os.getpid()
-
-    def make_in_worker() -> Any:
-        if os.getpid() != creator:  # a terminal signals the workers, too, but the run must save before they end
-            for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-                if (number := getattr(signal, name, None)) is not None:  # Windows has only the first
-                    signal.signal(number, signal.SIG_IGN)
-        return make_one()
-
     def make_vector(num_envs: int) -> Any:
         try:
             mode = AutoresetMode.SAME_STEP
             if vectorization == "async":
-                return _AsyncVectorEnv([make_in_worker] * num_envs, autoreset_mode=mode, context=START_METHOD)
+                return _AsyncVectorEnv([make_one] * num_envs, autoreset_mode=mode, context=START_METHOD)
             return _SyncVectorEnv([make_one] * num_envs, autoreset_mode=mode)
         except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:  # it says what to install
             raise MissingPackage(f"{env_id}: {error}") from error

@@ -157,10 +157,7 @@ def _fit(like: Any, found: dict[str, Any], where: str) -> Any:
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
         raise UserValueError(f"checkpoint {where} is of another configuration: {'; '.join(differences[:3])}{more}")
     leaves, tree = jax.tree.flatten(like)
-    restored = [from_data(_as_stored(found[name]), own) for own, name in zip(leaves, wanted, strict=True)]
-    return jax.tree.unflatten(tree, restored)
-
-
-def _as_stored(x: np.ndarray) -> Any:
-    """Return a JAX array, or `x` itself if JAX would change its dtype, as it does with 64 bits."""
-    return jnp.asarray(x) if jax.dtypes.canonicalize_dtype(x.dtype) == x.dtype else x
+    stored = [found[name] for name in wanted]
+    # Without x64, JAX would cast arrays of 64 bits, so these stay NumPy arrays.
+    arrays = [jnp.asarray(x) if jax.dtypes.canonicalize_dtype(x.dtype) == x.dtype else x for x in stored]
+    return jax.tree.unflatten(tree, map(from_data, arrays, leaves))

@@ -49,7 +49,7 @@ def main(
     Returns:
         The result of the run, which is also written to `result.json`.
     """
-    if not isinstance(presets, Mapping) or not presets or not all(map(dataclasses.is_dataclass, presets.values())):
+    if not presets or not all(map(dataclasses.is_dataclass, presets.values())):
         raise UserTypeError(f"must map names to configurations, got {presets!r}", where="main", argument="presets")
     _stored.find_config_type(make_train)  # raises if the run could not be loaded later
     hints = {**get_type_hints(RunOptions), **get_type_hints(type(next(iter(presets.values()))))}

@@ -114,18 +114,6 @@ def copied_seeds(run: Evidence) -> float:
     return float(len(losses[0].T) - len(np.unique(np.concatenate(losses), axis=1).T)) if losses else 0.0
 
 
-def unending_steps(run: Evidence) -> float:
-    """Return the number of steps of each environment if no episode ended."""
-    episodes = run.metrics.get("episodes", np.ones(1))
-    return np.nan if np.nansum(episodes) else len(episodes) * run.setting("num_steps")
-
-
-def unflagged_ends(run: Evidence) -> float:
-    """Return the number of episodes that end in an update if no step is flagged as an end."""
-    flagged = run.late("probe/terminated") + run.late("probe/truncated")
-    return np.nan if flagged else run.late("episodes")
-
-
 def false_ends(run: Evidence) -> float:
     """Count terminations that values do not predict, if the last ones all come after the same 50 or more steps."""
     length = run.series("episode_length")
@@ -135,26 +123,9 @@ def false_ends(run: Evidence) -> float:
     return np.nan if run.late("probe/truncated") or not fixed or foreseen else run.late("probe/terminated")
 
 
-def ragged_time_limits(run: Evidence) -> float:
-    """Count truncations if no step is terminated and episode lengths differ."""
-    ragged = run.late("probe/length_spread") > 0.02 and not run.late("probe/terminated")
-    return run.late("probe/truncated") if ragged else np.nan
-
-
 def actions_matter(run: Evidence) -> bool:
     """Return whether actions may change what follows; if they do not, no end or horizon can be wrong."""
     return run.late("probe/no_effect") != 1
-
-
-def actions_ignored(run: Evidence) -> float:
-    """Return 1 if a different policy sees the same observations and receives the same rewards, or none as well."""
-    return run.late("probe/actions_ignored" if run.late("probe/reward_size") else "probe/no_effect")
-
-
-def agreement(run: Evidence) -> float:
-    """Return -1 if the learner's rewards and the mean return differ in sign, otherwise 1."""
-    balance = run.late("probe/reward_balance")
-    return float(np.sign(balance * run.late("episode_return"))) if abs(balance) > 0.95 else np.nan
 
 
 def lost_in_evaluation(run: Evidence) -> float:
@@ -181,11 +152,6 @@ def largest_divergence(run: Evidence) -> float:
 def first_policy_losses(run: Evidence) -> float:
     """Return the mean absolute policy loss of the first quarter, which is near 0 for standardized advantages."""
     return run.over("policy_loss", lambda x: np.mean(np.abs(x[: -(-len(x) // 4)])))
-
-
-def share_of_other_losses(run: Evidence) -> float:
-    """Return the size of the total loss, divided by those of the policy and value losses (plus 1)."""
-    return abs(run.late("loss")) / (1 + abs(run.late("policy_loss")) + run.late("value_loss"))
 
 
 def is_first_step(run: Evidence) -> bool:
@@ -219,14 +185,9 @@ def rewards_shrank(run: Evidence) -> bool:
 
 def failed_to_learn(run: Evidence) -> bool:
     """Return whether the value loss did not fall and the return did not rise in 100 updates and 100,000 steps."""
-    updates, loss = len(run.series("explained_variance")), run.late("value_loss") / run.early("value_loss")
+    updates, fell = len(run.series("explained_variance")), run.late("value_loss") < 0.5 * run.early("value_loss")
     steps = updates * run.setting("num_envs") * run.setting("num_steps")
-    return updates >= 100 and not steps < 100_000 and not loss < 0.5 and not run.rose()
-
-
-def spread(x: np.ndarray) -> float:
-    """Return the range of numbers, as a share of the largest."""
-    return float(np.ptp(x) / np.max(x))
+    return updates >= 100 and not steps < 100_000 and not fell and not run.rose()
 
 
 class Rule(NamedTuple):
@@ -326,11 +287,15 @@ RULES = (
          "return truncated instead, and final_obs", false_ends, actions_matter),
     Rule("end_as_time_limit", "possible", "truncations, none of them at a fixed time", -INF, 4,
          "ends are reported as time limits, although episodes differ in length", "return terminated instead",
-         ragged_time_limits),
+         lambda run: run.late("probe/truncated"),
+         lambda run: run.late("probe/terminated") == 0 and run.late("probe/length_spread") > 0.02),
     Rule("never_ends", "likely", "steps without an end", -INF, 5000, "no episode ends",
-         "add a time limit; pass rollout_state on to the next rollout", unending_steps),
+         "add a time limit; pass rollout_state on to the next rollout",
+         lambda run: len(run.metrics.get("episodes", ())) * run.setting("num_steps"),
+         lambda run: not np.nansum(run.metrics["episodes"])),
     Rule("never_ends", "likely", "episodes of an update, none flagged", -INF, 1, "no step is flagged as an end",
-         "terminated[t] or truncated[t] is 1 where the transition out of step t ended the episode", unflagged_ends),
+         "terminated[t] or truncated[t] is 1 where the transition out of step t ended the episode",
+         lambda run: run.late("episodes"), lambda run: run.late("probe/terminated") + run.late("probe/truncated") == 0),
     Rule("end_rewarded", "possible", "episode_length", 3, INF,
          "the policy learned to end its episodes at once: an end costs less than going on",
          "a reward for each step, or a cost of the ends that are failures",
@@ -350,7 +315,7 @@ RULES = (
     Rule("action_unused", "likely", "probe/actions_ignored, or probe/no_effect without rewards", -INF, 0.5,
          "a different policy sees the same observations and receives the same rewards",
          "look at how step reads the action, and at the mask, which must be True where an action is available",
-         actions_ignored),
+         lambda run: run.late("probe/actions_ignored" if run.late("probe/reward_size") else "probe/no_effect")),
     Rule("duplicated_envs", "likely", "probe/same_envs", -INF, 0.5,
          "environments are copies of each other, or no action has an effect", "give each environment its own key",
          when=lambda run: not entropy_lost(run) > 0.8,  # a deterministic policy may lead them all to the same place
@@ -374,15 +339,18 @@ RULES = (
     Rule("reward_constant", "likely", "probe/reward_spread", 1e-3, INF,
          "all rewards are the same, and no episode ends early",
          "look at wrappers that clip the reward, and at a time limit too short for the goal",
-         when=lambda run: not (run.late("probe/terminated") or run.over("episode_length", spread) > 0.02)
-         and not run.late("probe/reward_balance") > 0 and actions_matter(run),  # paid steps favor no end
+         when=lambda run: run.late("probe/terminated") == 0 and actions_matter(run)
+         and not run.over("episode_length", lambda x: np.ptp(x) / np.max(x)) > 0.02
+         and not run.late("probe/reward_balance") > 0,  # paid steps favor no end
          unless=("update_reversed",)),
     Rule("reward_constant", "likely", "largest |return|", 1e-12, INF, "no reward was ever found",
          "wrappers that clip the reward, more exploration, a start nearer to the goal",
          lambda run: run.over("episode_return", lambda x: np.max(np.abs(x))),
          lambda run: run.late("probe/reward_size") == 0),
     Rule("reward_sign", "likely", "sign of reward * return", 0, INF,
-         "the learner receives rewards of the opposite sign", "look at the sign in wrappers of the reward", agreement),
+         "the learner receives rewards of the opposite sign", "look at the sign in wrappers of the reward",
+         lambda run: float(np.sign(run.late("probe/reward_balance") * run.late("episode_return"))),
+         lambda run: abs(run.late("probe/reward_balance")) > 0.95),
     Rule("reward_scale_large", "likely", "probe/target_rms", -INF, 3000,
          "rewards are so large that the value loss hides the policy", "envs.normalize_reward with the gamma of gae"),
     Rule("reward_scale_large", "likely", "probe/reward_size", -INF, 50,
@@ -465,7 +433,8 @@ RULES = (
          when=lambda run: not run.rose(), unless=("reward_scale_large",)),
     Rule("other_loss_dominates", "possible", "|loss| / (1 + |policy_loss| + value_loss)", -INF, 30,
          "a loss other than those of policy and value dominates the gradient",
-         "a smaller coefficient; if it adapts, look at the sign of its steps", share_of_other_losses,
+         "a smaller coefficient; if it adapts, look at the sign of its steps",
+         lambda run: abs(run.late("loss")) / (1 + abs(run.late("policy_loss")) + run.late("value_loss")),
          lambda run: not run.rose()),
     Rule("evaluation_apart", "likely", "share of the rise lost in evaluation", -INF, 0.75,
          "evaluation plays another policy, or standardizes observations by other statistics",

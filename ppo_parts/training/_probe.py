@@ -99,10 +99,13 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
         raise UserValueError("must have one value per step, not several streams", where="probe", argument="train")
     advantage, target = _estimate_advantages(batch, settings)
     direction, kept, spread = _run_first_update(train, state.key, settings)
-    found |= _compare_policies(train, state) | {"action_effect": _change_components(train, state)}
-    found |= _change_steps_and_agents(train, state) | {"value_spread": spread}
+    found |= dict.fromkeys(("no_effect", "actions_ignored", "observation_late", "reward_elsewhere"), jnp.nan)
+    if not train.on_host:  # the host cannot return to earlier states
+        found |= _compare_policies(train, state) | _change_steps_and_agents(train, state)
     found |= _compare_repeated(train, params, batch, output)
     found |= {
+        "action_effect": _change_components(train, state),
+        "value_spread": spread,
         "score": _measure_score(train, params, batch),
         "update_direction": direction,
         "target_rms": jnp.sqrt(jnp.mean(target**2)),
@@ -159,8 +162,6 @@ def _collect_rollouts(train: Train, state: TrainState) -> tuple[Batch, dict[str,
 
 def _compare_policies(train: Train, state: TrainState) -> dict[str, Any]:
     """Return whether a policy with other parameters sees the same observations (and rewards) from the same states."""
-    if train.on_host:
-        return {"no_effect": jnp.nan, "actions_ignored": jnp.nan}  # the host cannot return to earlier states
     other = jax.tree.map(lambda x: 100 * x, train.policy.init(jax.random.key(0)))  # makes actions differ
     both = jax.tree.map(lambda *x: jnp.stack(x), state.learner.params, other)
     batch = jax.vmap(lambda params: train.rollout.collect(state.key, params, state.rollout)[1])(both)
@@ -203,8 +204,6 @@ def _change_components(train: Train, state: TrainState) -> Array | float:
 def _change_steps_and_agents(train: Train, state: TrainState) -> dict[str, Any]:
     """Change all actions of one step, or all of one agent, to see which observations and rewards depend on them."""
     env, agents = train.env, train.env.num_agents or 1
-    if train.on_host:
-        return {"observation_late": jnp.nan, "reward_elsewhere": jnp.nan}
     act, keys = random_action(env), jax.random.split(state.key, 8)
 
     def play(changed: Array) -> tuple[Any, Array, Array]:
@@ -228,7 +227,7 @@ def _change_steps_and_agents(train: Train, state: TrainState) -> dict[str, Any]:
     differ = jnp.stack(differs).any(axis=(0, 2))
     late = jnp.where(env.zero_sum, jnp.nan, ~differ[0] & jnp.any(differ))  # a game may hide the other side's actions
     if agents == 1:
-        return {"observation_late": late, "reward_elsewhere": jnp.nan}
+        return {"observation_late": late}
     of_each = jax.lax.map(lambda agent: play(none.at[:, agent].set(True))[1], jnp.arange(agents))
     change = jnp.max(jnp.abs(of_each - reward[:1]), axis=(1, 2))  # [whose actions, whose rewards]
     elsewhere = jnp.diagonal(change) < 0.01 * jnp.max(change, axis=1)  # normalized rewards all change a little
@@ -241,19 +240,21 @@ def _measure_score(train: Train, params: Any, batch: Batch) -> Array | float:
     if any(jax.tree.leaves(discrete)):
         return jnp.nan  # nearly deterministic policies have equal gradients
 
-    def log_prob(params: Any) -> Array:
-        return evaluate_policy(train.policy, params, batch).distribution.log_prob(batch.action)
-
     leaves, structure = jax.tree.flatten(params)
     keys = list(jax.random.split(jax.random.key(0), len(leaves)))
 
     def measure(chosen: Array) -> Array:
         each = zip(chosen, keys, leaves, strict=True)
         direction = [(of_it * jax.random.normal(key, x.shape)).astype(x.dtype) for of_it, key, x in each]
-        score = jax.jvp(log_prob, (params,), (jax.tree.unflatten(structure, direction),))[1]
+        tangents = (jax.tree.unflatten(structure, direction),)
+        score = jax.jvp(lambda params: _log_prob(train, params, batch), (params,), tangents)[1]
         return jnp.abs(jnp.mean(score)) / jnp.std(score) * score.size**0.5  # NaN without an effect
 
     return jnp.nanmax(jax.lax.map(measure, jnp.eye(len(leaves))))
+
+
+def _log_prob(train: Train, params: Any, batch: Batch) -> Array:
+    return evaluate_policy(train.policy, params, batch).distribution.log_prob(batch.action)
 
 
 def _estimate_advantages(batch: Batch, settings: Mapping[str, Any]) -> tuple[Array, Array]:
@@ -266,12 +267,8 @@ def _run_first_update(train: Train, key: Array, settings: Mapping[str, Any]) -> 
     first = train.init(key).acting
     _, batch, _ = train.rollout.collect(key, first.learner.params, first.rollout)
     after, _ = train.learner.update(key, first.learner, batch)
-    leaves = map(jax.tree.leaves, (first.learner.params, after.params))
-    kept = [jnp.all(x == y) for x, y in zip(*leaves, strict=True)]
-    old, new = (
-        evaluate_policy(train.policy, params, batch).distribution.log_prob(batch.action)
-        for params in (first.learner.params, after.params)
-    )
+    kept = jax.tree.leaves(jax.tree.map(lambda x, y: jnp.all(x == y), first.learner.params, after.params))
+    old, new = (_log_prob(train, each.params, batch) for each in (first.learner, after))
     advantage, _ = _estimate_advantages(batch, settings)
     direction = jnp.corrcoef(jnp.ravel(advantage), jnp.ravel(jnp.exp(new - old)))[0, 1]  # NaN without a change
     inputs = [jnp.ravel(jnp.std(x.astype(float), axis=(0, 1))) for x in jax.tree.leaves(batch.obs)]
@@ -302,7 +299,6 @@ def _compare_repeated(train: Train, params: Any, batch: Batch, output: Output) -
 
 
 def _measure_unavailable(space: Any, batch: Batch) -> Array | float:
-    """Return the share of actions with a choice that is not available."""
     masks = as_observation(batch.obs).available
     if masks is None:
         return jnp.nan
@@ -320,7 +316,6 @@ def _measure_unavailable(space: Any, batch: Batch) -> Array | float:
 
 
 def _compare_agents(train: Train, batch: Batch, output: Output) -> Array | float:
-    """Return the share of steps at which all agents have the same policy."""
     if train.env.num_agents in (None, 1):
         return jnp.nan
     first = jax.tree.map(lambda x: jnp.broadcast_to(x[:, :, :1], x.shape), batch.action)
@@ -329,7 +324,6 @@ def _compare_agents(train: Train, batch: Batch, output: Output) -> Array | float
 
 
 def _measure_softmax_twice(distribution: Any) -> Array | float:
-    """Return how often logits could be probabilities near 1, if all could be probabilities and they vary."""
     if not isinstance(distribution, Categorical):
         return jnp.nan
     logits = distribution.logits
@@ -339,7 +333,6 @@ def _measure_softmax_twice(distribution: Any) -> Array | float:
 
 
 def _measure_mean_zero(distribution: Any) -> Array | float:
-    """Return the largest share of exact zeros in a component of the mean, if any mean is not 0."""
     loc = getattr(getattr(distribution, "base", distribution), "loc", None)
     return jnp.nan if loc is None else jnp.max(jnp.mean(loc == 0, axis=(0, 1))) * jnp.any(loc != 0)
 
@@ -406,7 +399,6 @@ def _measure_jump_at_end(batch: Batch) -> Array:
 
 
 def _measure_value_at_end(batch: Batch) -> Array:
-    """Return the error of values before a termination, divided by the root mean square of all values."""
     missed = jnp.mean((batch.value - batch.reward) ** 2, where=batch.terminated == 1)
     return jnp.sqrt(missed / jnp.mean(batch.value**2))
 

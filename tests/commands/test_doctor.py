@@ -112,7 +112,7 @@ PLANTED = {  # by rule: metrics and settings that trigger it
     "entropy_collapsed": ({"entropy": np.geomspace(0.69, 1e-3, UPDATES), **FLAT}, {}),
     "value_dominates": (FLAT | {"probe/value_dominance": 1e5}, {}),
     "other_loss_dominates": (FLAT | {"loss": np.full(UPDATES, -6e3)}, {}),
-    "value_explains_nothing": (FLAT | {"explained_variance": np.full(UPDATES, -0.1)}, {}),
+    "value_explains_nothing": (FLAT | {"explained_variance": -np.ones(UPDATES), "value_loss": np.zeros(UPDATES)}, {}),
 }
 
 
