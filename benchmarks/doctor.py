@@ -213,7 +213,7 @@ TRAINING: Programs = {
 )  # fmt: skip
 HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
     "Swimmer-v5 shared": lambda: run_faults("gym:Swimmer-v5", QUICK_BOXED, 9100, 2, 12, 131_072, shared=True),
-    "Pong-misc shared": lambda: run_faults("Pong-misc", QUICK_DISCRETE, 9100, 2, 12, 98_304, shared=True),
+    "Pong-misc shared": lambda: run_faults("Pong-misc", DISCRETE, 9100, 2, 12, 65_536, shared=True),
     "BipedalWalker-v3": lambda: run_faults("gym:BipedalWalker-v3", QUICK_BOXED, 9100, 2, 12, 49_152),
     "MemoryS8 memory": lambda: run_with_memory("xminigrid:MiniGrid-MemoryS8", 9100),
 } | make_programs(
