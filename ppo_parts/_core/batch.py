@@ -145,7 +145,7 @@ class Batch:
             segment sampler. A step sampler gives each step the entry of its segment.
         shared: any other data for your own parts, any pytree, which is never sampled.
         stop: the stop request that `add_stop` writes; None means no request.
-        axes: names of the leading axes, ("time", "segment") or ("step",).
+        axes: the leading axes' names, such as ("time", "segment") or ("step",).
         shards: number of equal blocks of neighboring segments that samplers do not mix, so that each block can stay on
             a separate device; `rollout(..., shards=S)` writes it. The `[M]` elements of a minibatch also form S blocks.
         reductions: names and `MetricReduction` of the metrics that are not averaged over minibatches; see

@@ -82,9 +82,9 @@ class Part:
             or None if the part runs before `phases`.
         finish: `finish(batch, state, context) -> state`, called once per update, on the rollout with `batch.current`
             from the updated policy, for example to measure the true divergence or to store rollouts. A part before the
-            sampler gets the rollout that all phases share (without `phases`, as recorded). A part after it gets the
-            rollout from which its minibatches were drawn or, with a refresh other than "rollout" or in a phase with
-            `every` > 1, the rollout before the phase. It is called only in updates in which its phase runs.
+            sampler gets the rollout that all phases share (without `phases`, as recorded). A part after it gets, in
+            updates in which its phase runs, the rollout from which its minibatches were drawn or, with a refresh other
+            than "rollout" or in a phase with `every` > 1, the rollout before the phase.
         numbers: its numeric hyperparameters by name, which are numbers, schedules or fields. If one of them is NaN in
             an update (the library turns those out of range into NaN), all that the part writes becomes NaN, and
             `nonfinite_report` names the number. The fields are added to `requires`.

@@ -57,7 +57,7 @@ class Categorical(TreeDistribution):
         return jnp.exp(self.logits)
 
     def sample(self, *, seed: Array, sample_shape: Sequence[int] = ()) -> Array:
-        """Draw actions, int32 `[*sample_shape, ...]`."""
+        """Draw actions, integers `[*sample_shape, ...]`."""
         sample_shape = check_draw("Categorical", seed, sample_shape)
         wide = self.logits.astype(accumulator_dtype(self.logits))  # bfloat16 noise would never draw rare actions
         return jax.random.categorical(seed, wide, shape=(*sample_shape, *self.logits.shape[:-1]))

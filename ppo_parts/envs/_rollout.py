@@ -128,14 +128,16 @@ def rollout(
             running statistics, which need all devices, wait until the last step.
 
     Returns:
-        `Rollout(init, collect, sharding, restart)`. A batch has the fields obs, action, log_prob, value, reward,
-        terminated, truncated and next_value, for a recurrent policy carry and reset, and those that arguments add.
+        `Rollout(init, collect, sharding, restart)`. A batch has obs, action, log_prob, value, reward, terminated,
+        truncated and next_value; for a recurrent policy, carry and reset; for absent agents, mask; and what arguments
+        add.
 
     Raises:
         TypeError: if `env` is not an environment, `policy` is not a function or, when traced, actions do not fit
             `env.action_space`. ValueError: if a number is less than 1, `shards` does not divide `num_envs`, or `record`
             or `keep_info` names an entry that the batch already has or, when traced, that aux or info lacks.
-            ShapeError: when traced, if a log-probability, a value or an entry of aux is not one number per element.
+            ShapeError: when traced, if a log-probability, value or entry of aux is not one number per element (or
+            stream).
 
     Example:
         >>> import jax, jax.numpy as jnp, ppo_parts as pp

@@ -1,7 +1,7 @@
 """The mathematics of PPO, as functions that map arrays to arrays and need no `Batch`, state or network.
 
 Axis 0 is time wherever time matters, and any axes may follow. The float dtype is preserved (narrow floats are computed
-in float32), and losses are returned per element. The first paragraph of each docstring states which arguments receive
+in float32), and losses are returned per element. The beginning of each docstring states which arguments receive
 gradients. Where `mask` is 0, the result and its gradient are 0, whatever the inputs contain. A hyperparameter is a
 number or an array whose shape fits the other arrays; the derivative of a loss with respect to it is correct almost
 everywhere. In signatures, `Floats` are arrays of floats, `Real` ones may also hold integers or flags, `Fixed` ones

@@ -100,9 +100,9 @@ def simple_policy_optimization(
 
     .. math:: L_i = -r_i A_i + \frac{|A_i|}{2\epsilon} (r_i - 1)^2
 
-    The minimum is at a ratio of :math:`1 + \epsilon` for A > 0 and :math:`1 - \epsilon` for A < 0, and unlike with a
-    clip, the gradient pulls elements beyond the minimum back to it. The loss is infinite if the ratio's square
-    overflows.
+    The minimum is at a ratio of :math:`1 + \epsilon` for A > 0 and :math:`1 - \epsilon` for A < 0, and unlike a clip,
+    the gradient pulls elements beyond the minimum back to it. Where the ratio's square overflows, the loss is infinite
+    unless A is 0.
 
     Args:
         clip_eps: distance of the minimum from a ratio of 1, > 0.

@@ -264,8 +264,8 @@ def kl_cov(
     .. math:: L_i = -r_i A_i + \text{coef}\, |\ell_i| \text{ for the } \lfloor \text{fraction} \cdot n \rfloor
               \text{ tokens of largest } c_i, \quad L_i = -r_i A_i \text{ for the others}
 
-    The covariance :math:`c_i` is defined in `clip_cov`. The ratio is not clipped, so the loss is infinite where
-    :math:`e^{\ell_i}` overflows. At least one token is penalized.
+    The covariance :math:`c_i` is defined in `clip_cov`. Without a clip, the loss is infinite where
+    :math:`e^{\ell_i}` overflows, unless A is 0. At least one token is penalized.
 
     Args:
         log_ratio, advantage, log_prob, mask: as in `clip_cov`, as is the result.

@@ -31,9 +31,9 @@ def check_part(
     The laws (`LAWS`) are: the part needs what it requires, writes what it provides and reads only what it declares; its
     state works in `jax.lax.scan`; it keeps dtypes from bfloat16 to float64; it does not write into its inputs; a mask
     of ones changes nothing; its results are finite; unless it declares `needs_time`, it computes the same without a
-    time axis; an estimator stops at the ends of episodes; a sampler draws elements of the rollout; masked elements
-    affect nothing, have no gradient and are not counted; and `jit` and `vmap` compute the same. A part that may be
-    placed anywhere is checked on a rollout and on a minibatch. A check takes a few seconds, mostly to compile.
+    time axis; `elementwise` losses depend on no other element; an estimator stops at the ends of episodes; a sampler
+    draws elements of the rollout; masked elements affect nothing, have no gradient and are not counted; and `jit` and
+    `vmap` compute the same. A part that may be placed anywhere is checked on a rollout and on a minibatch.
 
     Args:
         part: the part.

@@ -131,7 +131,7 @@ def add_current(batch: Batch, params: Any, evaluate: Any = evaluate_either) -> B
 
 
 def example_context(seed: int = 0, dtype: Any = jnp.float32) -> Context:
-    """Make the context of the second of two minibatches in the fourth update, with parameters of `dtype`.
+    """Make the context of the first of two minibatches in the fourth update, with parameters of `dtype`.
 
     Example:
         >>> int(example_context().step)

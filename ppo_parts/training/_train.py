@@ -218,7 +218,7 @@ class Train:
         return self.rollout.collect(key, state.learner.params, state.rollout)
 
     def learn(self, state: TrainState, collected: Collected) -> tuple[TrainState, Metrics]:
-        """Run one update on a rollout; after non-finite numbers, only the learner's `step` changes."""
+        """Run one update on a rollout; after non-finite numbers, the learner changes only its `step`."""
         (rollout_state, batch, episodes), (next_key, _, key) = collected, state.keys
         updated, metrics = sequential_vmap_on_cpu(self.learner.update)(key, state.learner, batch)
         name = NONFINITE + "parameters"
