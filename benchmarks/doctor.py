@@ -125,11 +125,9 @@ MetaMaze, 65,536 steps, with standardized observations: 6.1 to 9.3. LunarLander,
 -146 to 16."""
 Programs = dict[str, Callable[[], dict[str, Any]]]
 DISCRETE_PRESETS = ((cleanrl_ppo, "discrete"), (pufferlib_ppo, "discrete"))
-LIBRARIES = "stable_baselines3", "rsl_rl", "rl_games", "skrl", "tianshou", "brax"
-LIBRARY_PRESETS = tuple((library_ppo, library) for library in LIBRARIES)
 BOXED_PRESETS = (
     (cleanrl_ppo, "continuous"), (pufferlib_ppo, "continuous"), (mujoco_ppo, "mujoco"), (mujoco_ppo, "tianshou"),
-    *LIBRARY_PRESETS,
+    *((library_ppo, library) for library in ("stable_baselines3", "rsl_rl", "rl_games", "skrl", "tianshou", "brax")),
 )  # fmt: skip
 SPREAD, MINATAR, POPGYM = ((ippo, "spread"),), ((pufferlib_ppo, "minatar"),), ((pufferlib_ppo, "popgym"),)
 QUICK_DISCRETE, QUICK_BOXED = (dataclasses.replace(x, num_envs=16, num_steps=64) for x in (DISCRETE, BOXED))
@@ -216,8 +214,8 @@ TRAINING: Programs = {
 HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
     "Swimmer-v5 shared": lambda: run_faults("gym:Swimmer-v5", QUICK_BOXED, 9100, 2, 12, 131_072, shared=True),
 } | make_programs(
-    9100, (LIBRARY_PRESETS, "gym:Swimmer-v5", 102_400), (POPGYM, "popgym:CountRecallHard", 204_800),
-    (POPGYM, "popgym:RepeatPreviousHard", 204_800),
+    9100, (BOXED_PRESETS[4:], "gym:Swimmer-v5", 102_400),  # those of other libraries
+    *((POPGYM, f"popgym:{task}", 204_800) for task in ("CountRecallHard", "RepeatPreviousHard")),
 )  # fmt: skip
 SPLITS = {"training": TRAINING, "held_out": HELD_OUT}
 

@@ -83,7 +83,8 @@ def test_gsde_keeps_a_noise_matrix_for_some_steps_of_a_preset():
     """The same matrix theta explains the noise of every step in which it was held, and of no other step."""
     run, key, held = library_ppo.make_train(tiny("rsl_rl", noise_steps=3)), jax.random.key(1), 3
     params = jax.jit(run.policy.init)(jax.random.key(0))
-    assert params["policy"]["params"]["log_std"].shape == (8, 1)
+    assert params["policy"]["log_std"].shape == (8, 1)
+    assert [sorted(params[name]) for name in params] == [["Dense_0", "Dense_1", "log_std"], ["Dense_2", "Dense_3"]]
     _, batch, _ = jax.jit(run.rollout.collect)(key, params, run.rollout.init(jax.random.key(2)))
     for step, begin in enumerate(np.arange(8) // held * held):
         theta = batch.behavior.std[step] * jax.random.normal(jax.random.split(key, (8, 2))[begin, 0], (4, 8, 1))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import jax
@@ -210,12 +211,21 @@ def clip_each_network(max_grad_norm: float | None) -> optax.GradientTransformati
 
 
 def in_two_entries(policy: pp.Policy) -> pp.Policy:
-    """Split the parameters into `policy` and `value`, each of which is a full copy, half of which is trained."""
+    """Divide the parameters of `networks.actor_critic` without shared layers into the entries `policy` and `value`."""
+
+    def init(key: jax.Array) -> Any:
+        layers = policy.init(key)["params"]
+        count = collections.Counter(name.rpartition("_")[0] for name in layers)
+        entries: dict[str, Any] = {"policy": {}, "value": {}}
+        for name, x in layers.items():  # of each kind of layer, the critic's follow the actor's
+            kind, _, number = name.rpartition("_")
+            entries["value" if number.isdigit() and 2 * int(number) >= count[kind] else "policy"][name] = x
+        return entries
 
     def evaluate(params: Any, batch: pp.Batch) -> pp.Output:
-        return pp.Output(policy(params["policy"], batch)[0], policy(params["value"], batch)[1])
+        return pp.Output(*policy({"params": {**params["policy"], **params["value"]}}, batch))
 
-    return pp.Policy(lambda key: dict.fromkeys(("policy", "value"), policy.init(key)), evaluate)
+    return pp.Policy(init, evaluate)
 
 
 def evaluate_next_obs() -> pp.Part:
