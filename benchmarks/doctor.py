@@ -2,7 +2,7 @@
 
     python -m benchmarks doctor --runs build/doctor --json benchmarks/results/doctor.jsonl#cpu
 
-The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 9100.
+The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 10100.
 All faults that are numbers are planted in one program per task, which has one axis for all faults and seeds. A fault
 is harmful if the run ends below every healthy run of its program; a run without a fault is healthy unless it is idle.
 `--runs` keeps the metrics, so that rules can be judged again without training.
@@ -172,6 +172,7 @@ TRAINING: Programs = {
     "Ant-v5": lambda: run_faults("gym:Ant-v5", QUICK_BOXED, 7100, 2, 12, 49_152),
     "DeepSea-bsuite": lambda: run_faults("DeepSea-bsuite", DISCRETE, 8100, 2, 12, 65_536),
     "DoorKey-5x5": lambda: run_faults("xminigrid:MiniGrid-DoorKey-5x5", DISCRETE, 8100, 2, 12, 163_840, shared=True),
+    "Swimmer-v5 shared": lambda: run_faults("gym:Swimmer-v5", QUICK_BOXED, 9100, 2, 12, 131_072, shared=True),
 } | {f"{task} memory": functools.partial(run_with_memory, task, first_seed) for task, first_seed in {
     "CartPole-v1": 500, "Catch-bsuite": 1300, "DiscountingChain-bsuite": 2100, "UmbrellaChain-bsuite": 3100,
     "MemoryChain-bsuite": 4100, "GaussianBandit-misc": 5100, "BernoulliBandit-misc": 6100,
@@ -210,12 +211,20 @@ TRAINING: Programs = {
     (DISCRETE_PRESETS, "pgx:2048", 102_400), (DISCRETE_PRESETS, "xminigrid:MiniGrid-DoorKey-5x5", 204_800),
     (DISCRETE_PRESETS, "DeepSea-bsuite", 65_536), (SPREAD, "jaxmarl:MPE_simple_v3", 204_800),
     (POPGYM, "popgym:AutoencodeMedium", 204_800), (POPGYM, "popgym:RepeatFirstMedium", 204_800),
-)  # fmt: skip
-HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
-    "Swimmer-v5 shared": lambda: run_faults("gym:Swimmer-v5", QUICK_BOXED, 9100, 2, 12, 131_072, shared=True),
-} | make_programs(
+) | make_programs(
     9100, (BOXED_PRESETS[4:], "gym:Swimmer-v5", 102_400),  # those of other libraries
-    *((POPGYM, f"popgym:{task}", 204_800) for task in ("CountRecallHard", "RepeatPreviousHard")),
+    (POPGYM, "popgym:CountRecallHard", 204_800), (POPGYM, "popgym:RepeatPreviousHard", 204_800),
+)  # fmt: skip
+CRAFTAX, LANDER = "craftax:Craftax-Classic-Symbolic-v1", "gym:LunarLanderContinuous-v3"
+HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
+    "Craftax-Classic shared": lambda: run_faults(CRAFTAX, DISCRETE, 10_100, 2, 12, 98_304, shared=True),
+    "LunarLanderContinuous-v3 shared": lambda: run_faults(LANDER, QUICK_BOXED, 10_100, 2, 12, 98_304, shared=True),
+    "BipedalWalker-v3": lambda: run_faults("gym:BipedalWalker-v3", QUICK_BOXED, 10_100, 2, 12, 32_768),
+    "MemoryS8 memory": lambda: run_with_memory("xminigrid:MiniGrid-MemoryS8", 10_100),
+} | make_programs(
+    10_100, (DISCRETE_PRESETS, "jumanji:Snake-v1", 204_800), (DISCRETE_PRESETS, "jumanji:Knapsack-v1", 204_800),
+    (DISCRETE_PRESETS, "pgx:connect_four", 204_800), (BOXED_PRESETS[4:], LANDER, 51_200),
+    (POPGYM, "popgym:AutoencodeHard", 204_800), (POPGYM, "popgym:RepeatFirstHard", 204_800),
 )  # fmt: skip
 SPLITS = {"training": TRAINING, "held_out": HELD_OUT}
 
