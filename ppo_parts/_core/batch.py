@@ -228,7 +228,8 @@ class Batch:
                 over the segments with an unmasked step; "batch" for one number, which is not reduced.
 
         Raises:
-            ValueError: if the name is taken. ShapeError: if the shape is wrong.
+            ValueError: if the name is taken, or a loss per segment follows a sampler that cuts the time axis.
+            TypeError: if `loss` is not floating. ShapeError: if its shape is wrong.
         """
         loss = jnp.asarray(check_floating("add_loss", name, loss))  # other dtypes have no gradient
         if name in self.losses:

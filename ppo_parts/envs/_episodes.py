@@ -105,10 +105,11 @@ def auto_reset(
             fields may have this name. Episodes that begin later see the new one, as does `evaluation(state)`.
 
     Raises:
-        ValueError: if a number is less than 1. TypeError: if `reset` or `step` does not accept these arguments, or if a
-            space has no `shape`, `n` or `spaces`. When traced, also if `reset` does not return two items, if `step`
-            returns no `Step`, or a state or an observation unlike that of `reset`, or if `shared` was replaced by
-            another structure, shape or dtype.
+        ValueError: if a number is less than 1, or `zero_sum` is True with `num_agents`. TypeError: if `reset` or `step`
+            does not accept these arguments, or if a space has no `shape`, `n` or `spaces`. When traced, also if `reset`
+            does not return two items, if `step` returns no `Step`, or a state or an observation unlike that of `reset`,
+            or if `shared` was replaced by another structure, shape or dtype. ShapeError: when traced, if a reward, flag
+            or mask is not one number per agent.
 
     Example:
         >>> import jax, jax.numpy as jnp

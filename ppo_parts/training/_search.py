@@ -297,7 +297,7 @@ def sweep(
         return result
     with lock:
         write_whole(folder / "best.yaml", require_package("yaml", "train").safe_dump(study.best_params).encode())
-        if result["complete"] > 1:  # a single trial cannot be compared
+        if result["complete"] > 2:  # the two best trials are compared with all
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
             found = optuna.importance.get_param_importances(study, evaluator=evaluator)
             axes = require_package("matplotlib.figure", "train").Figure(layout="constrained").subplots()
