@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._base.checked import checked
+from .._base.trees import is_key
 from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional._common import (
     accumulator_dtype,
@@ -113,33 +114,53 @@ def check_axes(where: str, batch: Batch) -> None:
                 )
 
 
-def finite_where_masked(batch: Batch, *, keeps_time: bool) -> Batch:
-    """Replace masked numbers by 0 if they would make a network's gradient NaN, as 0 * inf does.
+def replace_masked(batch: Batch, *, keeps_time: bool) -> Batch:
+    """Replace masked numbers that could make a gradient NaN, as 0 * inf does.
 
-    All masked numbers (except pixels) are replaced if networks evaluate each step separately. If minibatches keep time
-    or a policy has several agents, the results at other steps may depend on masked numbers. Then a number is replaced
-    only if it is not finite, if its square overflows, or if it is negative where a segment's other integers are not.
+    If networks evaluate each step separately, all masked numbers (except pixels) become those of an unmasked step. If
+    minibatches keep time or a policy has several agents, the results at other steps may depend on what a network reads
+    at masked steps. Then 0 replaces a number only if it is not finite, if its square overflows, or if it is negative
+    where a segment's other integers are not; floating actions are clipped to the range of the unmasked ones.
     """
     if batch.mask is None:
         return batch
     keep = batch.mask.astype(bool)
+    axes, order = tuple(range(keep.ndim)), jnp.arange(keep.size).reshape(keep.shape)
+    chosen = order == jnp.min(jnp.where(keep, order, keep.size))  # one unmasked element, or none
     alone = not keeps_time and batch.carry is None and keep.ndim == 2
 
-    def finite(x: Array) -> Array:
-        if x.shape[: keep.ndim] != keep.shape:
-            return x
-        kept = unsqueeze(keep, x.ndim)
+    def filled(x: Array, kept: Array) -> Array:
+        # With several devices, a sum moves less data than an index.
+        valid = jnp.where(unsqueeze(chosen, x.ndim), jnp.nan_to_num(x), 0)
+        return jnp.where(kept, x, jnp.sum(valid, axis=axes, dtype=x.dtype, keepdims=True))
+
+    def finite(x: Array, kept: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            if not jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == jnp.uint8:
+            if not jnp.issubdtype(x.dtype, jnp.integer):
                 return x
             # An embedding of an integer out of range is NaN.
             signed = jnp.any(kept & (x < 0), axis=(0, *range(2, x.ndim)), keepdims=True)
-            return jnp.where(kept if alone else kept | (x >= 0) | signed, x, 0)
+            return jnp.where(kept | (x >= 0) | signed, x, 0)
         wide = x.astype(accumulator_dtype(x))
         harmless = jnp.square(wide) <= jnp.finfo(wide.dtype).max  # False for NaN
-        return jnp.where(kept if alone else harmless | kept, x, 0)
+        return jnp.where(harmless | kept, x, 0)
 
-    return batch.replace(**{name: jax.tree.map(finite, getattr(batch, name)) for name in TREES})
+    def clipped(x: Array, kept: Array) -> Array:
+        low = jnp.min(x, axes, keepdims=True, where=kept, initial=jnp.inf)
+        high = jnp.max(x, axes, keepdims=True, where=kept, initial=-jnp.inf)
+        return jnp.where(kept | ~jnp.any(keep), x, jnp.clip(x, low, high))
+
+    def replace(name: str, x: Array) -> Array:
+        if x.shape[: keep.ndim] != keep.shape or x.dtype == jnp.uint8 or is_key(x):
+            return x
+        kept = unsqueeze(keep, x.ndim)
+        if alone or name == "behavior":  # no network reads it
+            return filled(x, kept)
+        x = finite(x, kept)
+        return clipped(x, kept) if name == "action" and jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    fields = {name: getattr(batch, name) for name in TREES}
+    return batch.replace(**{name: jax.tree.map(functools.partial(replace, name), x) for name, x in fields.items()})
 
 
 def count_nonfinite(batch: Batch) -> tuple[Metrics, Batch]:

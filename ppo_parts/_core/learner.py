@@ -17,7 +17,7 @@ from ..errors import UserTypeError, UserValueError
 from ..functional._arguments import check_key
 from .batch import Array, Batch, Evaluate, Output, Params, Policy
 from .chain import chain, finish, fold, init_parts, part_key
-from .checks import check_params, check_rollout, check_trainable, count_nonfinite, finite_where_masked
+from .checks import check_params, check_rollout, check_trainable, count_nonfinite, replace_masked
 from .loop import GradientMetrics, PhaseLoop
 from .metrics import Metrics, join_metrics, split_metrics
 from .optimizer import last_finite
@@ -182,7 +182,7 @@ class _Learner:
         key, state = varying_like((key, state), batch.log_prob)
         recorded = batch.replace(metrics={}, reductions=(), losses={}, current=None, stop=None)
         keeps_time = not all(phase.sampler.cuts_time for phase in self.phases)
-        counts, recorded = count_nonfinite(finite_where_masked(recorded, keeps_time=keeps_time))
+        counts, recorded = count_nonfinite(replace_masked(recorded, keeps_time=keeps_time))
         context = Context(key=key, step=state.step, params=state.params, evaluate=self.evaluate)
         params, (shared, states) = state.params, state.pipeline
         opt_states, states = name_states(state.opt_state, self.phases), name_states(states, self.phases)

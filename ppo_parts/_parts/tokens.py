@@ -17,7 +17,7 @@ from ..errors import UserValueError
 from ..functional import masked_mean
 from ..functional._arguments import DDOF, CorrectionMode, check_order
 from ..functional._common import accumulator_dtype, boolean_mask, check_floating, check_same_shape, masked_sum
-from ..functional._groups import check_aggregate, per_sequence
+from ..functional._groups import check_aggregate, check_scale, per_sequence
 from .common import check_numbers, is_zero
 
 
@@ -113,9 +113,10 @@ def group_advantage(
     where = "group_advantage"
     size = None if isinstance(group, str) else group
     DDOF.check(where, "ddof", ddof)
+    check_scale(where, baseline, scale)
 
     def check_group(size: int) -> None:
-        if size == 1 and (scale == "group" or baseline not in ("none", "given")):
+        if size == 1 and baseline not in ("none", "given"):
             raise UserValueError(
                 "must name groups of several segments, because one that is compared with itself has an advantage of 0, "
                 f'got {group!r}: sample several for each prompt, or use baseline="none" or "given" with scale=None',

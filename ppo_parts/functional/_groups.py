@@ -25,9 +25,17 @@ from ._errors import ShapeError, UserValueError
 from ._statistics import masked_mean
 
 
+def check_scale(where: str, baseline: Any, scale: Any) -> None:
+    """Raise if the advantage of equal rewards could be divided by a standard deviation of 0."""
+    if scale == "group" and (not isinstance(baseline, str) or baseline in ("none", "given")):
+        says = 'must be None or "batch" with this baseline, because a group of equal rewards has a deviation of 0'
+        raise UserValueError(f'{says}, got "group"', where=where, argument="scale")
+
+
 def _check_groups(where: str, values: dict[str, Any]) -> None:
     """Check the arguments of `group_advantage` together."""
     length, mask, baseline = values["length"], values["mask"], values["baseline"]
+    check_scale(where, baseline, values["scale"])
     if (length is not None) != (isinstance(baseline, str) and baseline == "length_weighted"):
         raise UserValueError(f'{where}: length, in tokens, must be given if and only if baseline="length_weighted"')
     counts, lengths = known_values(True if mask is None else mask), None if length is None else known_values(length)
@@ -64,7 +72,8 @@ def group_advantage(
     | REINFORCE++ baseline | "mean" | None, and then `advantage_normalize` over all tokens |
 
     If all rewards of a group are equal, or it has one element, its advantage is 0 (except with "none" or your own
-    baseline). The advantage is NaN if the variance overflows, or if the group is traced and out of range.
+    baseline, which need another `scale` than "group"). The advantage is NaN if the variance overflows, or if the group
+    is traced and out of range.
 
     Args:
         reward: `[N]`, one number per sequence, floating.

@@ -224,7 +224,7 @@ def losses_are_elementwise(subject: Subject) -> str | None:
 
 
 def advantages_stop_at_ends(subject: Subject) -> str | None:
-    """An advantage that bootstraps depends neither on later episodes nor on `next_value` at terminations."""
+    """An advantage that bootstraps depends on `next_value` at truncations, not at terminations or in later episodes."""
     part, (batch, *others) = subject.part, subject.inputs()
     if "advantage" not in part.provides or "advantage" in part.requires or batch.next_value is None:
         return None
@@ -251,6 +251,11 @@ def advantages_stop_at_ends(subject: Subject) -> str | None:
         if wrong := compare({"advantage": actual}, {"advantage": standardized}):
             remedy = "multiply next_value by 1 - terminated, and what follows by (1 - terminated) * (1 - truncated)"
             return f"its advantage before the first end of an episode depends on {what}: {wrong}; {remedy}"
+    cut = truncated & ~terminated
+    if np.any(kept & cut) and np.array_equal(estimate(batch.replace(next_value=batch.next_value + cut)), expected):
+        return (
+            "its advantage ignores next_value where a time limit cut an episode, but must bootstrap there"
+        )
     return None
 
 

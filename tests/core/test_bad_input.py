@@ -289,6 +289,10 @@ VALUE_ERRORS = {
     "field: factor must be one number, got an array of shape (3,)": lambda: jnp.ones(3) * pp.field("weight"),
     "final_value ... together": lambda: f.next_values(FIVE, jnp.ones(()), FIVE),
     # parts of families
+    'group_advantage: scale must be None or ... baseline ... got "group"':
+        lambda: pp.tokens.group_advantage(baseline="none"),
+    "group_advantage: scale must be None or ... because a group of equal":
+        lambda: pp.functional.group_advantage(jnp.ones(2), jnp.zeros(2, int), baseline=jnp.zeros(2)),
     "group_advantage: group must name groups of several segments ... got np.int64(1)":
         lambda: pp.tokens.group_advantage(group=np.int64(1)),
     "group_advantage: group must name groups of several segments ... got 'group'":

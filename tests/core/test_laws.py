@@ -261,7 +261,9 @@ FAULTY = {
         (estimate(lambda b: b.reward + 0.9 * b.next_value - b.value), "depends on next_value at terminations"),
         (estimate(lambda b: jnp.cumsum((b.reward + b.next_value)[::-1], axis=0)[::-1]), "on the steps after a"),
         (estimate(lambda b: pp.functional.gae(b.reward, b.value, b.next_value, b.terminated, gamma=0.9,
-                                              gae_lambda=0.9, mask=b.mask).advantage), "on the steps after a")],
+                                              gae_lambda=0.9, mask=b.mask).advantage), "on the steps after a"),
+        (estimate(lambda b: pp.functional.gae(b.reward, b.value, b.next_value, b.terminated + b.truncated, gamma=0.9,
+                                              gae_lambda=0.9, mask=b.mask).advantage), "must bootstrap there")],
     "minibatches_are_of_the_rollout": [
         (draws(np.arange(4, 28).reshape(2, 12)), "minibatch 1 has an index outside of a rollout of shape (6, 4)")],
     "masked_elements_are_neutral": [

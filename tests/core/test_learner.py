@@ -306,11 +306,37 @@ def test_masked_numbers_of_tokens_may_be_out_of_range(sampler):
     tokens = jnp.ones((TIME, SEGMENTS), int)
     look = probe("least", lambda batch, context: jnp.min(batch.obs))
     outside = tokens.at[-1].set(-100 if keeps_time else 99)
-    for obs, least in ((outside, 0), (tokens.at[0].set(-1).at[-1].set(-2), -2)):
+    # A network that evaluates each step separately sees an unmasked token instead.
+    for obs, least in ((outside, 0 if keeps_time else 1), (tokens.at[0].set(-1).at[-1].set(-2), -2)):
         batch = rollout(masked=False).replace(obs=obs, mask=mask)
         _, metrics = run(pp.chain(GAE, sampler, SURROGATE, look), batch, params=params, policy=policy)
         assert np.isfinite(metrics["grad_norm"])
         assert metrics["least"] == (least if keeps_time else max(least, -1))
+
+
+@pytest.mark.parametrize("sampler", [pp.shuffled_minibatches(2), pp.segment_minibatches(2)], ids=["step", "segment"])
+def test_masked_numbers_may_be_outside_the_domain_of_a_policy(sampler):
+    """Not even zeros would do: the length of an observation and a divergence from a constant have no gradient there."""
+    mask = jnp.ones((TIME, SEGMENTS, 1)).at[1, 2].set(0)
+
+    def policy(params, batch):
+        seen = batch.obs / jnp.linalg.norm(batch.obs, axis=-1, keepdims=True)
+        distribution, value = evaluate(params, batch.replace(obs=seen))
+        loc, scale = distribution.logits, 1 + jnp.exp(distribution.logits)
+        parts = {"a": distributions.Beta(scale, scale), "b": distributions.Normal(loc, scale)}
+        return distributions.Joint(parts), value
+
+    exact = pp.stateless(
+        lambda batch: batch.add_loss("kl", batch.behavior.kl_divergence(batch.current.distribution)),
+        requires=("behavior",), reads=("current.distribution",), provides=("losses",), place="after_sampler",
+    )  # fmt: skip
+    batch = rollout(masked=False)
+    behavior, _ = policy(make_params(), batch)
+    behavior = jax.tree.map(lambda x: jnp.where(mask > 0, x, 0), behavior)
+    action = jax.tree.map(lambda x: jnp.where(mask > 0, x, -9), behavior.mode())
+    batch = batch.replace(action=action, behavior=behavior, mask=mask[..., 0])
+    _, metrics = run(pp.chain(GAE, sampler, SURROGATE, VALUE, exact), batch, policy=policy)
+    assert np.isfinite(metrics["grad_norm"])
 
 
 def test_a_boolean_mask_stays_boolean():
