@@ -72,6 +72,8 @@ def _remedy(shapes: dict[str, tuple[int, ...]]) -> str:
     """Suggest a remedy for the first two shapes that differ in a known way."""
     for (name, shape), (other, longer) in itertools.permutations(shapes.items(), 2):
         rank, more = len(shape), longer[len(shape) :]
+        if rank > 1 and shape == (*longer[1::-1], *longer[2:]) != longer:
+            return f": transpose {name} or {other}"
         if shape and longer == (shape[0] + 1, *shape[1:]):
             if len(shapes) > 2 and all(x == longer for key, x in shapes.items() if key != name):
                 return f": {name} has one row fewer than the others"

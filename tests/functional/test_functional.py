@@ -219,6 +219,7 @@ WRONG = [
     (lambda: f.value_loss(ONES, ONES, mask=ONES[0]), "); if it holds lengths, pass jnp.arange(5)[:, None] < mask."),
     (lambda: f.value_loss(ONES[None], ONES[None], mask=ONES[0]), "jnp.broadcast_to(mask, value.shape)."),
     (lambda: f.value_loss(ONES, np.ones((4, 2))), "Nothing is broadcast."),
+    (lambda: f.value_loss(np.ones((4, 2)), np.ones((2, 4))), "Nothing is broadcast: transpose value or target"),
     (lambda: f.group_advantage(ONES[0], 2), "the group of each element, such as jnp.arange(n) // size."),
 ]  # fmt: skip
 test_what_is_wrong_is_said_with_what_helps = refused(
