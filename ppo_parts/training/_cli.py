@@ -52,6 +52,11 @@ def main(
     if not presets or not all(map(dataclasses.is_dataclass, presets.values())):
         raise UserTypeError(f"must map names to configurations, got {presets!r}", where="main", argument="presets")
     _stored.find_config_type(make_train)  # raises if the run could not be loaded later
+    taken = {field.name for kind in (RunOptions, Arguments) for field in dataclasses.fields(kind)} - {"settings", "run"}
+    for field in dataclasses.fields(next(iter(presets.values()))):
+        if field.name in taken:
+            says = "is also the name of an option of every run: rename the field"
+            raise UserValueError(says, where="Config", argument=field.name)
     hints = {**get_type_hints(RunOptions), **get_type_hints(type(next(iter(presets.values()))))}
     with exit_on_user_error(hints), print_messages():
         words = list(sys.argv[1:] if argv is None else argv)

@@ -206,6 +206,10 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
     for content, says in {"num_env: 3": "--num-envs", "num_envs: 2.5": "'2.5' is not an integer"}.items():
         path.write_text(content)
         ended_by_tyro(["--config", str(path)], says, capsys)
+    for name in ("track", "preset"):
+        named = dataclasses.make_dataclass("Named", [(name, bool, False)], bases=(cleanrl_ppo.Config,), frozen=True)
+        with pytest.raises(pp.errors.UserValueError, match=f"Config: {name} is also .* option .*: rename the field"):
+            training.main(make_train, {"default": named()}, [])
     with pytest.raises(pp.errors.UserTypeError, match=r"def make_train\(config: Config\)"):
         training.main(lambda config: pytest.fail("traced"), cleanrl_ppo.PRESETS, [])
 
