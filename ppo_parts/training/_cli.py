@@ -52,6 +52,7 @@ def main(
     if not presets or not all(map(dataclasses.is_dataclass, presets.values())):
         raise UserTypeError(f"must map names to configurations, got {presets!r}", where="main", argument="presets")
     _stored.find_config_type(make_train)  # raises if the run could not be loaded later
+    _stored.check_encodable(next(iter(presets.values())))
     taken = {field.name for kind in (RunOptions, Arguments) for field in dataclasses.fields(kind)} - {"settings", "run"}
     for field in dataclasses.fields(next(iter(presets.values()))):
         if field.name in taken:
@@ -73,6 +74,7 @@ def main(
         given = _parse_all(_choose_defaults(known, presets), tuple(presets), words, prog, about)
         config, options = given.settings, given.run
         check_config(config)
+        _stored.check_encodable(config)
         check_config(options)
         if options.distributed:
             initialize(options.heartbeat_timeout)

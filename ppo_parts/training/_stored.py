@@ -93,18 +93,23 @@ def name_recipe(defined: Any) -> str:
 
 def describe_run(config: Any, train: Train) -> dict[str, Any]:
     """Return the `config.json` of a new run, without its options; raise if JSON cannot represent the configuration."""
-    stored = {
+    check_encodable(config)
+    return {
         "config": encode_config(config),
         "steps_per_update": train.steps_per_update,
         "num_updates": train.num_updates,
         "recipe": train.recipe,
+        "versions": read_versions(),
     }
-    back = restore_config(type(config), stored)
+
+
+def check_encodable(config: Any) -> None:
+    back = restore_config(type(config), {"config": encode_config(config)})
     for field in dataclasses.fields(config):
         if getattr(value := getattr(config, field.name), "shape", ()) or getattr(back, field.name) != value:
-            says = f"{value!r} cannot be stored in config.json: use finite numbers, strings, None and tuples"
-            raise UserValueError(says, where="config", argument=field.name)
-    return {**stored, "versions": read_versions()}
+            flatten = "make its fields those of Config, or " * dataclasses.is_dataclass(value)
+            says = f"{value!r} cannot be stored in config.json: {flatten}use finite numbers, strings, None, and tuples "
+            raise UserValueError(f"{says}or dicts of them", where="config", argument=field.name)
 
 
 def encode_config(config: Any) -> dict[str, Any]:

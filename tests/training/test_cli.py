@@ -210,6 +210,12 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
         named = dataclasses.make_dataclass("Named", [(name, bool, False)], bases=(cleanrl_ppo.Config,), frozen=True)
         with pytest.raises(pp.errors.UserValueError, match=f"Config: {name} is also .* option .*: rename the field"):
             training.main(make_train, {"default": named()}, [])
+    nested = dataclasses.make_dataclass("Nested", [("net", Config, Config())], bases=(cleanrl_ppo.Config,), frozen=True)
+    with pytest.raises(pp.errors.UserValueError, match=r"net Config\(.* cannot be stored .*: make its fields those of C"):
+        training.main(make_train, {"default": nested()}, [])
+    placed = dataclasses.make_dataclass("Placed", [("at", Path | None, None)], bases=(cleanrl_ppo.Config,), frozen=True)
+    with pytest.raises(SystemExit, match=r"^error: --at PosixPath\('a'\) cannot be stored .*: use finite numbers"):
+        training.main(make_train, {"default": placed()}, ["--at", "a"], run=begin)
     with pytest.raises(pp.errors.UserTypeError, match=r"def make_train\(config: Config\)"):
         training.main(lambda config: pytest.fail("traced"), cleanrl_ppo.PRESETS, [])
 
