@@ -186,9 +186,13 @@ def _read_words(path: Path, hints: Mapping[str, Any]) -> list[str]:
             raise UserValueError(f"must be true or false in {path}, got {value!r}", argument=field)
         if value is None and field in hints and type(None) not in get_args(hints[field]):
             raise UserValueError(f"must have a value in {path}: leave it out for the default", argument=field)
-        several = isinstance(value, list) and get_origin(hints.get(field)) is tuple
+        hint = hints.get(field)
+        kinds = next((get_args(kind) for kind in (hint, *get_args(hint)) if get_origin(kind) is tuple), ())
+        several = isinstance(value, list) and kinds != ()
         if isinstance(value, list | dict) and field in hints and not several:
             raise UserValueError(f"must be one value in {path}, got {value!r}", argument=field)
+        if several and ... not in kinds and len(value) != len(kinds):
+            raise UserValueError(f"must be {len(kinds)} values in {path}, got {value!r}", argument=field)
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif several:

@@ -199,6 +199,19 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
     ):
         path.write_text(content)
         ends_with("--config", str(path), says=re.escape(says).replace(r"\.\*", ".*"))
+    pairs = dataclasses.make_dataclass(
+        "Pairs",
+        [("pair", tuple[int, int], (1, 2)), ("few", tuple[int, ...] | None, None)],
+        bases=(cleanrl_ppo.Config,),
+        frozen=True,
+    )
+    for content, raised, says in (
+        ("pair: [1, 2, 3]", SystemExit, r"^error: --pair must be 2 values in .*mine\.yaml, got \[1, 2, 3\]"),
+        ("few: [3, 4, 5]", Reached, r"few=\(3, 4, 5\)"),
+    ):
+        path.write_text(content)
+        with pytest.raises(raised, match=says):
+            training.main(make_train, {"default": pairs()}, ["--config", str(path)], run=begin)
     (tmp_path / "mine.json").write_text('{\n\t"num_envs": 8, "num_envs": 16}')  # YAML does not allow tabs
     ends_with("--config", str(tmp_path / "mine.json"), says=r".*mine\.json gives num_envs twice: leave one of them out")
     ends_with("--config", "a", "--config", "b", says="--config is given twice: put all options into one file")
@@ -211,7 +224,9 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
         with pytest.raises(pp.errors.UserValueError, match=f"Config: {name} is also .* option .*: rename the field"):
             training.main(make_train, {"default": named()}, [])
     nested = dataclasses.make_dataclass("Nested", [("net", Config, Config())], bases=(cleanrl_ppo.Config,), frozen=True)
-    with pytest.raises(pp.errors.UserValueError, match=r"net Config\(.* cannot be stored .*: make its fields those of C"):
+    with pytest.raises(
+        pp.errors.UserValueError, match=r"net Config\(.* cannot be stored .*: make its fields those of C"
+    ):
         training.main(make_train, {"default": nested()}, [])
     placed = dataclasses.make_dataclass("Placed", [("at", Path | None, None)], bases=(cleanrl_ppo.Config,), frozen=True)
     with pytest.raises(SystemExit, match=r"^error: --at PosixPath\('a'\) cannot be stored .*: use finite numbers"):
