@@ -250,5 +250,6 @@ def validate(options: RunOptions, train: Train) -> None:
         hint = "; evaluation/... needs eval_every;" if without else did_you_mean(best, measured) or ";"
         there = ", ".join(map(repr, sorted(measured)))
         refuse("best_metric", f"must be measured in this run, got {best!r}{hint} there are {there}")
-    if options.track:
-        require_package("wandb", "track")  # fail now rather than after compiling
+    for name, package, extra in (("track", "wandb", "track"), ("tensorboard", "tensorboardX", "train")):
+        if getattr(options, name):  # fail now rather than after compiling
+            require_package(package, extra, f", or give --no-{name} ({name}=False)")

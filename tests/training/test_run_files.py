@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,7 +167,7 @@ REFUSED = [  # changes of the configuration, options, and the error
 ]
 
 
-def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path):
+def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path, monkeypatch):
     own = runs.altered(train, config=None)  # from a recipe without `training.recipe`
     column = pp.stateless(lambda batch: batch.add_metrics(update=0.5), reads=())
     chain = pp.chain(pp.gae(gamma=0.9, gae_lambda=0.9), pp.full_batch(), pp.clipped_surrogate(clip_eps=0.2), column)
@@ -196,6 +197,10 @@ def test_run_that_cannot_work_is_refused_before_a_folder_is_made(train, tmp_path
     ):
         with pytest.raises(UserError, match=f"^run: {name} must be "):
             run(train, *given, **functions)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ImportError, match=r"tensorboardX is not installed: .*, or give --no-tensorboard \(tensorboard=F"):
+        go(train, tmp_path, "run", tiny(UPDATES), tensorboard=True)
+    assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="num_updates must be at least 1, got 0"):
         dataclasses.replace(train, num_updates=0)
 
