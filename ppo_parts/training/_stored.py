@@ -233,8 +233,10 @@ def import_recipe(name: Any, folder: Path) -> Callable[[Any], Any]:
     """Return the `make_train` of the module that a run in `folder` names; it may be in the current folder."""
     remedy = "name the module of its recipe, --recipe my_module (or training.load(folder, make_train))"
     if not isinstance(name, str) or name.endswith(".py") or not all(map(str.isidentifier, name.split("."))):
-        if str(name).endswith(".py"):
-            remedy = f"write --recipe {str(name).removesuffix('.py').replace('/', '.')}"
+        if (path := Path(str(name))).suffix == ".py":
+            outside = path.is_absolute() or ".." in path.parts
+            module = path.stem if outside else ".".join(path.with_suffix("").parts)
+            remedy = f"add {path.parent} to PYTHONPATH, and " * outside + f"write --recipe {module}"
         raise UserValueError(f"the recipe of {folder}, {name!r}, is not the name of a module: {remedy}")
     if os.getcwd() not in sys.path:  # as `python -m` does
         sys.path.insert(0, os.getcwd())

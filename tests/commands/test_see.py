@@ -111,7 +111,8 @@ def test_what_cannot_be_written_is_refused_before_anything_is_played(folder, tmp
 def test_a_recipe_that_is_not_there_is_named(folder, bare, monkeypatch):
     for name, message in (
         (None, r"None, is not the name of a module: name the module of its recipe, --recipe my_module"),
-        ("recipe.py", r"'recipe\.py', is not the name of a module"),
+        ("a/recipe.py", r"'a/recipe\.py', is not the name of a module: write --recipe a\.recipe$"),
+        ("../recipe.py", r"is not the name of a module: add \.\. to PYTHONPATH, and write --recipe recipe$"),
         ("absent.recipe", r"absent\.recipe, cannot be imported from here: change to its folder, add it"),
         ("tests.common", r"tests\.common, has no make_train"),
     ):
