@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import shlex
 import shutil
 import time
 import warnings
@@ -180,7 +181,8 @@ def _open(train: Train, config: Any, options: RunOptions, stack: contextlib.Exit
         raise _files.RunFolderError(says) from error
     stack.enter_context(_lock(path))
     if (path / "config.json").exists():
-        raise _files.RunExistsError(f"{path} holds a run: continue it with --resume {path}, or give another --name")
+        resume = f"continue it with --resume {shlex.quote(str(path))}"
+        raise _files.RunExistsError(f"{path} holds a run: {resume}, or give another --name")
     folder = RunFolder(path, stored, options)
     for left in ("checkpoints", "metrics.jsonl"):  # left by a killed start
         if (path / left).exists():

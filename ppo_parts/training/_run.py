@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -76,7 +77,7 @@ def run(
     program = make_program(train, config.seed, options)
     result = {"config": dataclasses.asdict(config), "num_seeds": options.num_seeds, "versions": read_versions()}
     with open_run(train, config, options) as (folder, done_before, state), Interrupt() as interrupt:
-        path = folder.path if folder else Path("the folder of the first process")
+        path = shlex.quote(str(folder.path)) if folder else "the folder of the first process"
         devices, updates = count_devices(options), train.num_updates
         logger.info(
             f"{path}: {updates} updates of {train.steps_per_update} steps = "
@@ -251,7 +252,8 @@ class Loop:
             if self.saved < self.done:
                 self.write_checkpoint()
             if self.saved and self.folder is not None:
-                logger.info(f"saved after update {self.saved}; continue with --resume {self.folder.path}")
+                path = shlex.quote(str(self.folder.path))
+                logger.info(f"saved after update {self.saved}; continue with --resume {path}")
         return True
 
 

@@ -47,20 +47,20 @@ def raising(error, after=None):
 @pytest.mark.parametrize("by", ["SIGTERM", "SIGINT", "StopRun", "KeyError"])
 def test_a_run_that_ends_early_is_saved_and_continued(train, whole, tmp_path, capsys, by):
     """A signal ends it, even if that makes something fail; so does `on_rows`, by asking for an end or by failing."""
-    before, folder = signal.getsignal(signal.SIGTERM), tmp_path / "run"
+    before, folder = signal.getsignal(signal.SIGTERM), tmp_path / "the run"
     if by == "KeyError":
         with pytest.raises(KeyError, match="mine"):
-            go(train, tmp_path, "run", on_rows=raising(KeyError("mine")))
+            go(train, tmp_path, "the run", on_rows=raising(KeyError("mine")))
     else:
         program = acting(6, lambda: signal.raise_signal(signal.SIGTERM))
         ways = {
             "SIGTERM": {"program": program}, "StopRun": {"on_rows": raising(training.StopRun("enough"))},
             "SIGINT": {"on_rows": raising(EOFError("its worker ended"), after=signal.SIGINT)},
         }  # fmt: skip
-        _, result = go(train, tmp_path, "run", **ways[by])
+        _, result = go(train, tmp_path, "the run", **ways[by])
         assert (result.pop("interrupted_by"), result.pop("reason", None)) == (by, "enough" if by == "StopRun" else None)
         assert result["env_steps"] == 6 * 16
-        assert f"interrupted after update 6 of 12; continue with --resume {folder}" in capsys.readouterr().out
+        assert f"interrupted after update 6 of 12; continue with --resume '{folder}'" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) is before
     assert steps(folder) == [4, 6]
     assert not (folder / "result.json").exists()
