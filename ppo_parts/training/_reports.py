@@ -175,7 +175,10 @@ def summarize_metrics(path: Path, rows: Iterable[Row], title: str, env_steps: in
         returns = np.asarray(last_episodes_return(returns, episodes, last=2**31))  # all episodes of an update
         episodes = np.sum(episodes, axis=-1)
     last = last_episodes_return(returns.T, episodes.T)
-    result: dict[str, Any] = {"last_100_episodes_return": summary(np.asarray(last))} if steps[-1] == env_steps else {}
+    counts = np.sum(np.where(np.isfinite(returns), np.nan_to_num(episodes), 0), axis=0)
+    number = int(min(100, np.min(counts)))  # of the seed with the fewest
+    means = {**summary(np.asarray(last)), "episodes": number}
+    result: dict[str, Any] = {"last_100_episodes_return": means} if steps[-1] == env_steps else {}
     if lost:
         result |= {"skipped_minibatches": int(lost), "skipped_fraction": lost / total}
     if np.isfinite(returns).any():
@@ -196,7 +199,7 @@ def announce(result: dict[str, Any]) -> None:
     if found is None:
         logger.info("the last returns are unknown: metrics.jsonl lacks the last updates")
     elif found["mean"] is not None and np.isfinite(found["mean"]):  # None is read from a file
-        logger.info(f"mean return of the last 100 episodes: {format_summary(found)}")
+        logger.info(f"mean return of the last {found.get('episodes', 100)} episodes: {format_summary(found)}")
     else:
         logger.info("no episode ended" + (" in some of the seeds" if result["num_seeds"] > 1 else ""))
     if "skipped_minibatches" in result:

@@ -45,6 +45,7 @@ def test_run_leaves_its_configuration_metrics_picture_and_result(whole):
     total = sum(row["episode_return"] * row["episodes"] for row in ended)
     mean = total / sum(row["episodes"] for row in ended)
     assert result["last_100_episodes_return"]["mean"] == pytest.approx(mean, rel=1e-5)
+    assert result["last_100_episodes_return"]["episodes"] == sum(row["episodes"] for row in ended)  # fewer than 100
     played = result["evaluation"]
     assert played["episodes"] == 3 == played["terminated"] + played["truncated"]
     assert played["episode_return"]["mean"] == pytest.approx(played["episode_length"])  # CartPole pays 1 a step
@@ -108,6 +109,10 @@ def test_run_in_which_no_episode_ends_has_no_curve(train, place, capsys, caplog,
     numbers = dict.fromkeys(stored["last_100_episodes_return"])
     _reports.announce({**stored, "evaluation": {"episodes": 2, "episode_return": numbers}})  # of a completed run
     assert "evaluation over 2 episodes: not finite" in caplog.messages
+    go(train, place, "few", program=measuring(episode_return=3.0, episodes=2.0))
+    assert "mean return of the last 24 episodes: 3.0" in caplog.text
+    go(train, place, "many", program=measuring(episode_return=3.0, episodes=20.0))
+    assert "mean return of the last 100 episodes: 3.0" in caplog.text
 
 
 def test_run_folder_is_new_or_named_with_the_reason_why_it_cannot_be_used(train, whole, place, tmp_path, monkeypatch):
