@@ -64,7 +64,7 @@ def make_table(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     r"""Compute one row for each curve at the last step that all have reached.
 
     "larger_than_first" is :math:`P(X > Y) + P(X = Y) / 2` for a seed X and a seed Y of the first curve, as in Agarwal
-    et al. 2021, section 4.3.
+    et al. 2021, section 4.3; None for the first curve, and if both have one seed.
     """
     rows, step = [], min(curve.env_steps[-1] for curve in curves)
     reached = [np.array([np.interp(step, curve.env_steps, x) for x in curve.values.T]) for curve in curves]
@@ -75,7 +75,9 @@ def make_table(curves: Sequence[Curve]) -> list[dict[str, Any]]:
         larger = np.mean((last[:, None] > reached[0]) + 0.5 * (last[:, None] == reached[0]))
         row = {"run": curve.label, "env_steps": int(step), "seeds": len(last), "iqm": center}
         row |= {"iqm_95": None if len(last) == 1 else [low, high], "mean": float(np.mean(last))}
-        row |= {"min": float(np.min(last)), "max": float(np.max(last)), "larger_than_first": float(larger)}
+        alone = not rows or len(last) == len(reached[0]) == 1
+        row |= {"min": float(np.min(last)), "max": float(np.max(last))}
+        row |= {"larger_than_first": None if alone else float(larger)}
         rows.append(row)
     return rows
 
@@ -90,8 +92,7 @@ def describe(rows: Sequence[dict[str, Any]]) -> str:
         numbers = [f"{row[name]:.{decimals}f}" for name in ("mean", "min", "max")]
         low, high = row["iqm_95"] or (None, None)
         center = f"{row['iqm']:.{decimals}f}" + (f" [{low:.{decimals}f}, {high:.{decimals}f}]" if row["iqm_95"] else "")
-        alone = row is rows[0] or row["seeds"] == rows[0]["seeds"] == 1
-        larger = "" if alone else f"{row['larger_than_first']:.2f}"
+        larger = "" if row["larger_than_first"] is None else f"{row['larger_than_first']:.2f}"
         lines.append([row["run"], f"{row['env_steps']:,}", str(row["seeds"]), center, *numbers, larger])
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
