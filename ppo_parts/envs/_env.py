@@ -212,7 +212,7 @@ def cast_exactly(where: str, x: np.ndarray, dtype: np.dtype[Any], remedy: str) -
     if np.can_cast(x.dtype, dtype):
         return x.astype(dtype)
     if x.dtype.kind not in "biuf":  # np.issubdtype takes several microseconds
-        raise UserTypeError(f"{where} must be numbers, got {x.dtype}")
+        raise UserTypeError(f"{where} must be numbers, got {x.dtype}, such as {x.flat[0]!r}: return numbers")
     with np.errstate(all="ignore"):
         cast, both_float = x.astype(dtype), x.dtype.kind == dtype.kind == "f"
         if both_float and math.isfinite(np.vdot(cast, cast)):  # nearly always true, and faster than the following

@@ -22,10 +22,11 @@ from gymnasium.vector.utils import iterate
 from .._base.extras import require_package
 from ..errors import MissingPackage, UserValueError
 from ..functional._arguments import check_as
-from ._env import Env, check_known
+from ._env import Env, check_items, check_known
 from ._host import from_gymnasium
 from ._rendering import renders
 from ._spaces import list_spaces, map_space
+from ._vector import GYMNASIUM, RESET, STEP
 
 Vectorization = Literal["sync", "async"]
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None
@@ -66,8 +67,8 @@ def make_gym(
         env = functools.reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(spec, **kwargs))
         known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
         if all(isinstance(leaf, known) for leaf in list_spaces(env.observation_space)):
-            return _CopyFinalObs(env)
-        return _CopyFinalObs(gymnasium.wrappers.FlattenObservation(env))
+            return _CopyFinalObs(env, env_id)
+        return _CopyFinalObs(gymnasium.wrappers.FlattenObservation(env), env_id)
 
     def make_vector(num_envs: int) -> Any:
         try:
@@ -92,10 +93,17 @@ class _AsyncVectorEnv(AsyncVectorEnv):
 
 
 class _CopyFinalObs(gymnasium.Wrapper):
-    """Copies the observation that ends an episode, because an environment may reuse its array in `reset`."""
+    """Checks results, and copies the observation that ends an episode, because `reset` may reuse its array."""
+
+    def __init__(self, env: Any, env_id: str) -> None:
+        super().__init__(env)
+        self.check = functools.partial(check_items, env_id, remedy=GYMNASIUM)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, ...]:
+        return self.check("reset", self.env.reset(**kwargs), RESET)
 
     def step(self, action: Any) -> tuple[Any, ...]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs, reward, terminated, truncated, info = self.check("step", self.env.step(action), STEP)
         return copy.deepcopy(obs) if terminated or truncated else obs, reward, terminated, truncated, info
 
 

@@ -15,6 +15,7 @@ from ._rendering import as_frame, opengl_errors
 from ._spaces import Discrete, MultiDiscrete, count_options, is_choice_open, make_space, map_space
 
 FLOAT = np.dtype(np.float32)
+RESET, STEP = ("obs", "info"), ("obs", "reward", "terminated", "truncated", "info")
 GYMNASIUM = ", as in Gymnasium 1.0"
 RESTART_REMEDY = "begin new episodes with env.restart(key, state)"
 
@@ -50,7 +51,7 @@ class GymnasiumVector:
     def reset(self, seed: int) -> Any:
         """Start new episodes in all environments, and return their observations."""
         self.count, self.latest, self.failed = self.count + 1, None, False
-        obs, info = check_items("from_gymnasium", "reset", self.env.reset(seed=seed), ("obs", "info"), GYMNASIUM)
+        obs, info = check_items("from_gymnasium", "reset", self.env.reset(seed=seed), RESET, GYMNASIUM)
         return self._add_masks("reset", self._cast("the obs of reset", obs, self.num_envs), info)
 
     def step(self, *action: np.ndarray) -> tuple[Any, Any, np.ndarray]:
@@ -60,11 +61,10 @@ class GymnasiumVector:
         array `[4 + K, N]` with reward, terminated, truncated, ended and K numbers of `info`.
         """
         leaves = iter(action)
-        names = "reward", "terminated", "truncated"
         returned = self.env.step(jax.tree.map(lambda one: one.on_host(next(leaves)), self.actions))
-        obs, *fields, info = check_items("from_gymnasium", "step", returned, ("obs", *names, "info"), GYMNASIUM)
+        obs, *fields, info = check_items("from_gymnasium", "step", returned, STEP, GYMNASIUM)
         obs = self._cast("the obs of step", obs, self.num_envs)
-        reward, terminated, truncated = map(self._check_field, names, fields)
+        reward, terminated, truncated = map(self._check_field, STEP[1:4], fields)
         over = terminated | truncated
         ended = getattr(self.env, "ended", over)
         # Pack small arrays; this also copies arrays that the environment may overwrite in its next step.

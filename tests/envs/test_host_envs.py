@@ -324,12 +324,24 @@ def masked_as(report):
 
 
 PIXEL, REALS, INTEGERS = whole(0, 255, np.uint8), whole(-np.inf, np.inf, np.float64), whole(-(2**40), 2**40, np.int64)
+
+
+class BeforeGym026(Scripted):
+    def step(self, action):
+        obs, reward, terminated, _, info = super().step(action)
+        return obs, reward, terminated, info
+
+
 test_what_a_host_environment_must_not_return_is_named = refused(
+    (
+        lambda: by_name(BeforeGym026, ",disable_env_checker=True"),
+        r"^Fake-v0: step must return \(obs, reward, .*, as in Gymnasium 1\.0, got 4 items",
+    ),
     (changed(info={"final_obs": np.array([None, None])}), r'info\["final_obs"\]\[0\], .* must have .*, got None'),
     (changed(info={"final_obs": np.zeros((2, 3))}), r'info\["final_obs"\]\[0\], .* must have shape \(2,\), got \(3,\)'),
     (changed(terminated=np.zeros(2)), r"terminated of step must be boolean, got float64: return terminated > 0"),
     (changed(truncated=np.zeros((2, 1), bool)), r"truncated of step must have shape \(2,\), got \(2, 1\)"),
-    (changed(reward=np.array(["a", "b"])), r"reward of step must be numbers, got <U1"),
+    (changed(reward=np.array(["a", "b"])), r"reward of step must be numbers, got <U1, such as .*'a'"),
     (changed(reward=np.float64(1)), r"reward of step must have shape \(2,\), got \(\)"),
     (changed(obs=np.zeros((2, 3))), r"the obs of step must have shape \(2, 2\), got \(2, 3\)"),
     (changed(obs=np.full((2, 2), "a")), r"the obs of step must be numbers, got <U1"),
