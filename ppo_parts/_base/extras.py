@@ -10,10 +10,8 @@ from .checked import checked
 
 
 @checked
-def require_package(name: str, extra: str, otherwise: str = "") -> Any:
+def require_package(name: str, extra: str) -> Any:
     """Import a module, such as "orbax.checkpoint", of a package that an extra of `ppo_parts` installs.
-
-    Errors end with `otherwise`.
 
     Example:
         >>> require_package("absent", "envs")
@@ -27,4 +25,4 @@ def require_package(name: str, extra: str, otherwise: str = "") -> Any:
         package, missing = name.partition(".")[0], error.name or name
         absent = missing.partition(".")[0] == package
         what = f"{package} is not installed" if absent else f"{package} needs {missing}, which is not installed"
-        raise MissingPackage(f'{what}: install it with pip install "ppo_parts[{extra}]"{otherwise}') from error
+        raise MissingPackage(f'{what}: install it with pip install "ppo_parts[{extra}]"') from error

@@ -66,7 +66,8 @@ def make_table(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     "larger_than_first" is :math:`P(X > Y) + P(X = Y) / 2` for a seed X and a seed Y of the first curve, as in Agarwal
     et al. 2021, section 4.3; None for the first curve, and if both have one seed.
     """
-    rows, step = [], min(curve.env_steps[-1] for curve in curves)
+    rows: list[dict[str, Any]] = []
+    step = min(curve.env_steps[-1] for curve in curves)
     reached = [np.array([np.interp(step, curve.env_steps, x) for x in curve.values.T]) for curve in curves]
     for curve, last in zip(curves, reached, strict=True):
         if np.isnan(last).any():

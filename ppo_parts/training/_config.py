@@ -16,7 +16,7 @@ import numpy as np
 from .._base.checked import checked
 from .._base.extras import require_package
 from .._base.hyperparameters import check_count, check_number
-from ..errors import UserTypeError, UserValueError
+from ..errors import MissingPackage, UserTypeError, UserValueError
 from ..functional._arguments import ANY, RANGES, check_as, is_known
 from ..functional._common import Range
 from ..functional._errors import did_you_mean
@@ -251,5 +251,8 @@ def validate(options: RunOptions, train: Train) -> None:
         there = ", ".join(map(repr, sorted(measured)))
         refuse("best_metric", f"must be measured in this run, got {best!r}{hint} there are {there}")
     for name, package, extra in (("track", "wandb", "track"), ("tensorboard", "tensorboardX", "train")):
-        if getattr(options, name):  # fail now rather than after compiling
-            require_package(package, extra, f", or give --no-{name} ({name}=False)")
+        try:
+            if getattr(options, name):  # fail now rather than after compiling
+                require_package(package, extra)
+        except MissingPackage as error:
+            raise MissingPackage(f"{error}, or give --no-{name} ({name}=False)") from error

@@ -235,8 +235,8 @@ def import_recipe(name: Any, folder: Path) -> Callable[[Any], Any]:
     if not isinstance(name, str) or name.endswith(".py") or not all(map(str.isidentifier, name.split("."))):
         if (path := Path(str(name))).suffix == ".py":
             outside = path.is_absolute() or ".." in path.parts
-            module = path.stem if outside else ".".join(path.with_suffix("").parts)
-            remedy = f"add {path.parent} to PYTHONPATH, and " * outside + f"write --recipe {module}"
+            called = path.stem if outside else ".".join(path.with_suffix("").parts)
+            remedy = f"add {path.parent} to PYTHONPATH, and " * outside + f"write --recipe {called}"
         raise UserValueError(f"the recipe of {folder}, {name!r}, is not the name of a module: {remedy}")
     if os.getcwd() not in sys.path:  # as `python -m` does
         sys.path.insert(0, os.getcwd())
