@@ -104,6 +104,7 @@ def describe_run(config: Any, train: Train) -> dict[str, Any]:
 
 
 def check_encodable(config: Any) -> None:
+    """Raise if JSON cannot represent the configuration."""
     back = restore_config(type(config), {"config": encode_config(config)})
     for field in dataclasses.fields(config):
         if getattr(value := getattr(config, field.name), "shape", ()) or getattr(back, field.name) != value:
