@@ -253,9 +253,7 @@ def advantages_stop_at_ends(subject: Subject) -> str | None:
             return f"its advantage before the first end of an episode depends on {what}: {wrong}; {remedy}"
     cut = truncated & ~terminated
     if np.any(kept & cut) and np.array_equal(estimate(batch.replace(next_value=batch.next_value + cut)), expected):
-        return (
-            "its advantage ignores next_value where a time limit cut an episode, but must bootstrap there"
-        )
+        return "its advantage ignores next_value where a time limit cut an episode, but must bootstrap there"
     return None
 
 
