@@ -2,7 +2,7 @@
 
     python -m benchmarks doctor --runs build/doctor --json benchmarks/results/doctor.jsonl#cpu
 
-The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 10100.
+The rules were set on the programs of TRAINING, and measured on those of HELD_OUT, with seeds from 11100.
 All faults that are numbers are planted in one program per task, which has one axis for all faults and seeds. A fault
 is harmful if the run ends below every healthy run of its program; a run without a fault is healthy unless it is idle.
 `--runs` keeps the metrics, so that rules can be judged again without training.
@@ -49,7 +49,7 @@ NEEDS = {
 """What a run must have so that a fault can be planted in it."""
 ENDLESS = (
     "Pendulum-v1", "Reacher-misc", "Swimmer-misc", "PointRobot-misc", "MetaMaze-misc", "Freeway-MinAtar",
-    "gym:Pusher-v5", "gym:Reacher-v5", "gym:Swimmer-v5",
+    "gym:Pusher-v5", "gym:Reacher-v5", "gym:Swimmer-v5", "gym:HumanoidStandup-v5",
 )  # fmt: skip
 """Tasks whose episodes end at a fixed time; with constant rewards, nothing can be learned there."""
 COUNTED = ("update_epochs", "num_minibatches", "num_steps", "num_envs")
@@ -145,6 +145,7 @@ def make_programs(first_seed: int, *rows: tuple[tuple[tuple[Any, str], ...], str
     return {f"{x[0].__name__.rpartition('.')[2]} {x[1]} {x[2]}": functools.partial(run_healthy, *x) for x in runs}
 
 
+CRAFTAX, LANDER = "craftax:Craftax-Classic-Symbolic-v1", "gym:LunarLanderContinuous-v3"
 TRAINING: Programs = {
     "CartPole-v1 shared": lambda: run_faults("CartPole-v1", DISCRETE, 0, 3, 24, 81_920, shared=True),
     "Pendulum-v1": lambda: run_faults("Pendulum-v1", BOXED, 0, 3, 24, 81_920),
@@ -171,10 +172,14 @@ TRAINING: Programs = {
     "DeepSea-bsuite": lambda: run_faults("DeepSea-bsuite", DISCRETE, 8100, 2, 12, 65_536),
     "DoorKey-5x5": lambda: run_faults("xminigrid:MiniGrid-DoorKey-5x5", DISCRETE, 8100, 2, 12, 163_840, shared=True),
     "Swimmer-v5 shared": lambda: run_faults("gym:Swimmer-v5", QUICK_BOXED, 9100, 2, 12, 131_072, shared=True),
+    "Craftax-Classic shared": lambda: run_faults(CRAFTAX, DISCRETE, 10_100, 2, 12, 98_304, shared=True),
+    "LunarLanderContinuous-v3 shared": lambda: run_faults(LANDER, QUICK_BOXED, 10_100, 2, 12, 98_304, shared=True),
+    "BipedalWalker-v3": lambda: run_faults("gym:BipedalWalker-v3", QUICK_BOXED, 10_100, 2, 12, 32_768),
 } | {f"{task} memory": functools.partial(run_with_memory, task, first_seed) for task, first_seed in {
     "CartPole-v1": 500, "Catch-bsuite": 1300, "DiscountingChain-bsuite": 2100, "UmbrellaChain-bsuite": 3100,
     "MemoryChain-bsuite": 4100, "GaussianBandit-misc": 5100, "BernoulliBandit-misc": 6100,
     "xminigrid:MiniGrid-Empty-6x6": 7100, "xminigrid:MiniGrid-Unlock": 8100,
+    "xminigrid:MiniGrid-MemoryS8": 10_100,
 }.items()} | make_programs(
     2100, (DISCRETE_PRESETS, "CartPole-v1", 65_536), (DISCRETE_PRESETS, "Acrobot-v1", 204_800),
     (DISCRETE_PRESETS, "Catch-bsuite", 65_536), (BOXED_PRESETS, "Pendulum-v1", 204_800),
@@ -205,17 +210,22 @@ TRAINING: Programs = {
 ) | make_programs(
     9100, (BOXED_PRESETS[4:], "gym:Swimmer-v5", 102_400),  # those of other libraries
     (POPGYM, "popgym:CountRecallHard", 204_800), (POPGYM, "popgym:RepeatPreviousHard", 204_800),
-)  # fmt: skip
-CRAFTAX, LANDER = "craftax:Craftax-Classic-Symbolic-v1", "gym:LunarLanderContinuous-v3"
-HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
-    "Craftax-Classic shared": lambda: run_faults(CRAFTAX, DISCRETE, 10_100, 2, 12, 98_304, shared=True),
-    "LunarLanderContinuous-v3 shared": lambda: run_faults(LANDER, QUICK_BOXED, 10_100, 2, 12, 98_304, shared=True),
-    "BipedalWalker-v3": lambda: run_faults("gym:BipedalWalker-v3", QUICK_BOXED, 10_100, 2, 12, 32_768),
-    "MemoryS8 memory": lambda: run_with_memory("xminigrid:MiniGrid-MemoryS8", 10_100),
-} | make_programs(
+) | make_programs(
     10_100, (DISCRETE_PRESETS, "jumanji:Snake-v1", 204_800), (DISCRETE_PRESETS, "jumanji:Knapsack-v1", 204_800),
     (DISCRETE_PRESETS, "pgx:connect_four", 204_800), (BOXED_PRESETS[4:], LANDER, 51_200),
     (POPGYM, "popgym:AutoencodeHard", 204_800), (POPGYM, "popgym:RepeatFirstHard", 204_800),
+)  # fmt: skip
+STANDUP, GRID = "gym:HumanoidStandup-v5", "xminigrid:MiniGrid-EmptyRandom-8x8"
+HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
+    "Seaquest-MinAtar": lambda: run_faults("Seaquest-MinAtar", QUICK_DISCRETE, 11_100, 2, 24, 131_072),
+    "HumanoidStandup-v5": lambda: run_faults(STANDUP, QUICK_BOXED, 11_100, 2, 24, 32_768),
+    "EmptyRandom-8x8 shared": lambda: run_faults(GRID, DISCRETE, 11_100, 2, 24, 65_536, shared=True),
+    "EmptyRandom-6x6 memory": lambda: run_with_memory("xminigrid:MiniGrid-EmptyRandom-6x6", 11_100),
+} | make_programs(
+    11_100, (DISCRETE_PRESETS, "jumanji:Maze-v0", 204_800), (DISCRETE_PRESETS, "jumanji:Game2048-v1", 204_800),
+    (DISCRETE_PRESETS, "jumanji:SlidingTilePuzzle-v0", 204_800), (DISCRETE_PRESETS, "gym:CliffWalking-v1", 102_400),
+    (DISCRETE_PRESETS, GRID, 65_536), (BOXED_PRESETS[:4], STANDUP, 51_200),
+    (SPREAD, "jaxmarl:MPE_simple_push_v3", 204_800), (SPREAD, "jaxmarl:MPE_simple_tag_v3", 204_800),
 )  # fmt: skip
 SPLITS = {"training": TRAINING, "held_out": HELD_OUT}
 

@@ -167,8 +167,8 @@ def entropy_lost(run: Evidence) -> float:
 
 
 def collapsed(run: Evidence) -> bool:
-    """Return whether the policy became deterministic without a rise of the return."""
-    return entropy_lost(run) > 0.8 and run.rise() <= 2
+    """Return whether the policy became deterministic without a rise of the return, a clear one if it is a density."""
+    return entropy_lost(run) > 0.8 and run.rise() <= (5 if run.late("entropy") < 0 else 2)
 
 
 def return_left(run: Evidence) -> float:
@@ -237,7 +237,7 @@ RULES = (
          and not run.setting("noise_steps") > 1,  # squashed actions are rounded at a bound
          unless=("memory_not_reset", "action_changed", "policy_differs")),
     Rule("softmax_twice", "likely", "probe/softmax_twice", -INF, 0.1,
-         "all logits can be probabilities, of which one is often nearly 1: they are the output of a softmax",
+         "all logits can be probabilities, of which one is often large: they are the output of a softmax",
          "leave out the softmax: Categorical takes logits"),
     Rule("mean_rectified", "likely", "probe/mean_zero", -INF, 0.1,
          "the mean of an action is exactly 0 for many observations, as after a ReLU",
@@ -364,7 +364,7 @@ RULES = (
          lambda run: actions_matter(run) and not rewards_shrank(run)),
     Rule("reward_scale_small", "likely", "probe/target_rms", 0.2, INF,
          "rewards are so small that errors of the value function hide them", "envs.normalize_reward",
-         when=lambda run: run.early("value_loss") < 0.02 and 0 < run.late("probe/reward_size") < 0.2  # else rare
+         when=lambda run: run.early("value_loss") < 0.03 and 0 < run.late("probe/reward_size") < 0.2  # else rare
          and not run.late("probe/value_error") < 10 and not rewards_shrank(run) and not return_left(run) < 0.2),
     # Faults in the gradient steps.
     Rule("advantage_not_standardized", "likely", "mean |policy_loss|, first quarter", -INF, 0.25,
@@ -416,7 +416,7 @@ RULES = (
          when=lambda run: not run.rose() or run.late("probe/dead_units") > 0.3),  # few inputs reach such units
     Rule("dead_units", "likely", "probe/dead_units", -INF, 0.3,  # Sokar et al. 2023, arXiv:2302.12902
          "no gradient reaches many hidden units", "--activation tanh, orthogonal initialization, smaller steps",
-         unless=("inputs_shrunk",)),
+         unless=("observations_large", "inputs_shrunk")),  # large inputs saturate units
     Rule("actions_saturated", "likely", "probe/action_at_bound", -INF, 0.9,
          "actions are at their bounds, where the policy has no effect",
          "envs.rescale_action, a smaller log_std, --squash, or pp.regularizers.bounds_loss",

@@ -60,8 +60,8 @@ def probe(train: Train, state: TrainState, config: Any = None) -> dict[str, Arra
           over components.
         * `action_unavailable`: the share of actions that the observation's mask rules out.
         * `agents_alike`: the share of steps at which all agents have the same policy.
-        * `softmax_twice`: the share of steps whose categorical logits could be probabilities with one above 0.95; 0 if
-          some could not, or if they do not vary.
+        * `softmax_twice`: the share of steps whose categorical logits could be probabilities with one above 0.95 or 6
+          times their mean; 0 if some could not, or if they do not vary.
         * `mean_zero`: the share of observations whose mean action is exactly 0; maximum over components; 0 if all are.
         * `no_effect`: 1 if a different policy sees the same observations; not on the host.
         * `actions_ignored`: 1 if it also receives the same rewards, not all 0; not on the host.
@@ -329,7 +329,8 @@ def _measure_softmax_twice(distribution: Any) -> Array | float:
     logits = distribution.logits
     probs = logits - jnp.mean(logits, axis=-1, keepdims=True) + 1 / logits.shape[-1]  # logits up to a constant
     varied = jnp.any(jnp.ptp(probs, axis=(0, 1)) > 0.1)  # not with one action or no observations
-    return jnp.mean(jnp.max(probs, axis=-1) > 0.95) * (jnp.min(probs) > -1e-4) * varied
+    likely = jnp.max(probs, axis=-1) > min(0.95, 6 / logits.shape[-1])
+    return jnp.mean(likely) * (jnp.min(probs) > -1e-4) * varied
 
 
 def _measure_mean_zero(distribution: Any) -> Array | float:

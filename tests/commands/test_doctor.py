@@ -22,7 +22,7 @@ from ppo_parts.commands import doctor
 from ppo_parts.envs._laws import random_action
 from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import _probe
-from ppo_parts.training._diagnose import RULES
+from ppo_parts.training._diagnose import RULES, Evidence
 from tests import recipe
 from tests.envs.common import Scripted, host
 from tests.runs import altered
@@ -221,6 +221,11 @@ def test_a_cause_takes_the_place_of_its_consequences():
     rising = {"probe/value_spread": 1e-4, "probe/observation_late": 1.0, "entropy": np.full(UPDATES, np.nan)}
     assert find(rising | still) == []
     assert find(rising | PLANTED["dead_units"][0]) == ["inputs_shrunk"]
+    assert find({"probe/obs_rms": 100.0} | PLANTED["dead_units"][0]) == ["observations_large"]
+    density, hardly = np.linspace(2.5, -0.5, UPDATES), FLAT["episode_return"] + np.linspace(0, 1.3, UPDATES)
+    assert 2 < Evidence({"episode_return": hardly}).rise() < 5
+    assert find({"episode_return": hardly, "entropy": density}) == ["entropy_collapsed"]
+    assert find({"episode_return": hardly, "entropy": density + 1}) == find({"entropy": density}) == []
     last = np.where(np.arange(UPDATES) < UPDATES // 2, HEALTHY["episode_length"], 200.0)
     assert find({"episode_length": last}) == ["time_limit_as_end"]
 
@@ -425,9 +430,11 @@ def test_a_probe_finds_a_second_softmax_and_agents_that_cannot_be_told_apart():
     logits = 9 * jax.random.normal(jax.random.key(0), (5, 4, 2, 3))  # logits of two agents
     same = jnp.broadcast_to(logits[:, :, :1], logits.shape)
     constant = jnp.broadcast_to(jnp.array([0.0, 0.02, 0.98]), logits.shape)  # what a bandit may have learned
+    many = 2 * jax.random.normal(jax.random.key(2), (5, 4, 2, 30))  # so many that none is nearly certain
     for given, softmax_twice, agents_alike in (
         (logits, False, False), (same, False, True), (jax.nn.softmax(same), True, True), (0.01 * logits, False, False),
-        (constant, False, True),
+        (constant, False, True), (jax.nn.softmax(many), True, False), (many, False, False),
+        (0.05 * many, False, False),
     ):  # fmt: skip
         distribution = pp.distributions.Categorical(given)
         assert (_probe._measure_softmax_twice(distribution) > 0.5) == softmax_twice
