@@ -154,6 +154,16 @@ def first_policy_losses(run: Evidence) -> float:
     return run.over("policy_loss", lambda x: np.mean(np.abs(x[: -(-len(x) // 4)])))
 
 
+def policy_loss_size(run: Evidence) -> float:
+    """Return the policy loss of the first quarter in units of sqrt(2 KL), its bound for standardized advantages.
+
+    A surrogate's loss is the mean of (ratio - 1) * A, and the mean of (ratio - 1)^2 is about 2 KL (Cauchy-Schwarz).
+    Without any change of the policy, it is another loss. Noise exceeds a bound below 0.06.
+    """
+    kl = run.over("approx_kl", lambda x: np.mean(np.abs(x[: -(-len(x) // 4)])))
+    return first_policy_losses(run) / max((2 * kl) ** 0.5, 0.06) if kl else np.nan
+
+
 def is_first_step(run: Evidence) -> bool:
     """Return whether the loss always has its value before the first step, 0 for standardized advantages."""
     found = run.find("policy_loss")
@@ -367,9 +377,9 @@ RULES = (
          when=lambda run: run.early("value_loss") < 0.03 and 0 < run.late("probe/reward_size") < 0.2  # else rare
          and not run.late("probe/value_error") < 10 and not rewards_shrank(run) and not return_left(run) < 0.2),
     # Faults in the gradient steps.
-    Rule("advantage_not_standardized", "likely", "mean |policy_loss|, first quarter", -INF, 0.25,
+    Rule("advantage_not_standardized", "likely", "mean |policy_loss| / sqrt(2 approx_kl), first quarter", -INF, 0.5,
          "advantages are not standardized, so rewards scale the policy's gradient",
-         "--norm-adv, or pp.advantage_normalize()", first_policy_losses),
+         "--norm-adv, or pp.advantage_normalize()", policy_loss_size, unless=("action_changed", "policy_differs")),
     Rule("schedule_ends_early", "likely", "approx_kl, second half / beginning", 1e-6, INF,
          "the policy stops moving early, as if a schedule in updates counted gradient steps",
          "pp.clipped_adam counts updates; optax counts gradient steps", motion_left,

@@ -226,6 +226,9 @@ def test_a_cause_takes_the_place_of_its_consequences():
     assert 2 < Evidence({"episode_return": hardly}).rise() < 5
     assert find({"episode_return": hardly, "entropy": density}) == ["entropy_collapsed"]
     assert find({"episode_return": hardly, "entropy": density + 1}) == find({"entropy": density}) == []
+    raw = {"policy_loss": np.full(UPDATES, -0.1)}
+    for kl, found in ((0.015, ["advantage_not_standardized"]), (0.025, []), (0, [])):
+        assert find(raw | {"approx_kl": np.full(UPDATES, kl)}) == found
     last = np.where(np.arange(UPDATES) < UPDATES // 2, HEALTHY["episode_length"], 200.0)
     assert find({"episode_length": last}) == ["time_limit_as_end"]
 
