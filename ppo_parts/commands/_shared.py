@@ -21,10 +21,12 @@ from ..training._stored import import_recipe
 from ..training._train import vmap_over_seeds
 
 
-def make_parser(prog: str, description: str, *, one_seed: bool = False) -> argparse.ArgumentParser:
+def make_parser(
+    prog: str, description: str, *, one_seed: bool = False, of: str = "folder of the run, such as runs/first"
+) -> argparse.ArgumentParser:
     """Make a parser with arguments that select a run, one of its checkpoints, and perhaps one of its seeds."""
     parser = argparse.ArgumentParser(prog=f"python -m ppo_parts.{prog}", description=description, allow_abbrev=False)
-    parser.add_argument("run", type=Path, help="folder of the run, such as runs/first")
+    parser.add_argument("run", type=Path, help=of)
     which = '"latest" (default), "best", or the number of an update'
     parser.add_argument("--checkpoint", type=lambda x: int(x) if x.isdecimal() else x, default="latest", help=which)
     parser.add_argument("--recipe", help="module with the make_train of the run, instead of the one in config.json")

@@ -163,7 +163,9 @@ def write_page(path: Path, title: str, text: str, metrics: Mapping[str, Any], fi
 
 def main(arguments: Sequence[str] | None = None) -> list[Finding]:
     """Run the command line; return the printed findings. Invalid input ends the process with status 2."""
-    parser = make_parser("doctor", "Find out why a run does not learn.")
+    about = "Find out why a run does not learn. The exit status is 1 with findings, and 2 after an error."
+    of = "folder of the run, such as runs/first, or another library's log (TensorBoard or progress.csv)"
+    parser = make_parser("doctor", about, of=of)
     parser.add_argument("--html", type=Path, help="file for a page with the findings and the curves")
     given = parser.parse_args(arguments)
     try:

@@ -93,7 +93,7 @@ class _AsyncVectorEnv(AsyncVectorEnv):
 
 
 class _CopyFinalObs(gymnasium.Wrapper):
-    """Checks results, and copies the observation that ends an episode, because `reset` may reuse its array."""
+    """Checks results, and copies what ends an episode, because `reset` may reuse arrays and the dict."""
 
     def __init__(self, env: Any, env_id: str) -> None:
         super().__init__(env)
@@ -104,7 +104,9 @@ class _CopyFinalObs(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, ...]:
         obs, reward, terminated, truncated, info = self.check("step", self.env.step(action), STEP)
-        return copy.deepcopy(obs) if terminated or truncated else obs, reward, terminated, truncated, info
+        if terminated or truncated:
+            obs, info = copy.deepcopy(obs), {name: copy.copy(x) for name, x in info.items()}
+        return obs, reward, terminated, truncated, info
 
 
 class _SyncVectorEnv(SyncVectorEnv):

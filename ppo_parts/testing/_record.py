@@ -66,8 +66,8 @@ def read(record: Any) -> dict[str, Any]:
         if not jax.tree.leaves(found.get(name)):
             what = {"terminated": "1 where step t ended the episode, [T, N]", "params": "the tree before the update"}
             raise UserValueError(f"compare_update: the record lacks {name!r}: add {what.get(name, 'it, [T, N, ...]')}")
-    for name in (*PER_STEP, "advantage", "target", "last_done"):
-        shape = found["reward"].shape[1:] if name == "last_done" else found["reward"].shape
+    for name in (*PER_STEP, "advantage", "target", "last_done", "last_value"):
+        shape = found["reward"].shape[name.startswith("last_") :]
         if name in found and found[name].shape != shape:
             got = found[name].shape
             remedy = ": transpose one of them" if got == shape[::-1] else ""

@@ -52,13 +52,19 @@ def main(
     if not presets or not all(map(dataclasses.is_dataclass, presets.values())):
         raise UserTypeError(f"must map names to configurations, got {presets!r}", where="main", argument="presets")
     _stored.find_config_type(make_train)  # raises if the run could not be loaded later
-    _stored.check_encodable(next(iter(presets.values())))
+    first = next(iter(presets.values()))
+    _stored.check_encodable(first)
     taken = {field.name for kind in (RunOptions, Arguments) for field in dataclasses.fields(kind)} - {"settings", "run"}
-    for field in dataclasses.fields(next(iter(presets.values()))):
-        if field.name in taken:
-            says = "is also the name of an option of every run: rename the field"
-            raise UserValueError(says, where="Config", argument=field.name)
-    hints = {**get_type_hints(RunOptions), **get_type_hints(type(next(iter(presets.values()))))}
+    fields = {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
+    for name in fields.keys() & taken:
+        says = "is also the name of an option of every run: rename the field"
+        raise UserValueError(says, where="Config", argument=name)
+    keys = [(name, key) for name, value in fields.items() if isinstance(value, dict) for key in value]
+    for name, key in keys:  # each is an option, too
+        if key in taken | fields.keys() or [x for _, x in keys].count(key) > 1:
+            says = f"has the key {key!r}, which is also the name of another option: rename it"
+            raise UserValueError(says, where="Config", argument=name)
+    hints = {**get_type_hints(RunOptions), **get_type_hints(type(first))}
     with exit_on_user_error(hints), print_messages():
         words = list(sys.argv[1:] if argv is None else argv)
         spec = getattr(sys.modules["__main__"], "__spec__", None)
@@ -177,9 +183,15 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 def _read_words(path: Path, hints: Mapping[str, Any]) -> list[str]:
     """Return the options in a YAML or JSON file as command-line words."""
-    words: list[str] = []
+    words, entries = list[str](), dict[str, Any]()
     for name, value in _read_mapping(path).items():
+        hint = hints.get(str(name).replace("-", "_"))
+        entries |= value if isinstance(value, dict) and (get_origin(hint) or hint) is dict else {name: value}
+    for name, value in entries.items():
         field, flag = str(name).replace("-", "_"), str(name).replace("_", "-")
+        if field == "config" and isinstance(value, dict):
+            says = f'continue it with --resume {path.parent}, or copy what is under "config" into a file'
+            raise UserValueError(f"{path} is of a run: {says}")
         if field == "config":
             raise UserValueError(f"{path} cannot name another file, {value}: write its options here")
         if hints.get(field) is bool and not isinstance(value, bool):
@@ -187,6 +199,11 @@ def _read_words(path: Path, hints: Mapping[str, Any]) -> list[str]:
         if value is None and field in hints and type(None) not in get_args(hints[field]):
             raise UserValueError(f"must have a value in {path}: leave it out for the default", argument=field)
         hint = hints.get(field)
+        if isinstance(value, bool) and field in hints and hint is not bool:
+            if bool not in get_args(hint):
+                says = f"must not be true or false in {path}: YAML reads yes, no, on and off so unless quoted"
+                raise UserValueError(says, argument=field)
+            value = str(value)
         kinds = next((get_args(kind) for kind in (hint, *get_args(hint)) if get_origin(kind) is tuple), ())
         several = isinstance(value, list) and kinds != ()
         if isinstance(value, list | dict) and field in hints and not several:

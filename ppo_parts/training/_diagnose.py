@@ -158,10 +158,10 @@ def policy_loss_size(run: Evidence) -> float:
     """Return the policy loss of the first quarter in units of sqrt(2 KL), its bound for standardized advantages.
 
     A surrogate's loss is the mean of (ratio - 1) * A, and the mean of (ratio - 1)^2 is about 2 KL (Cauchy-Schwarz).
-    Without any change of the policy, it is another loss. Noise exceeds a bound below 0.06.
+    The unit is at least 0.06, because of noise, and 0.5 if the divergence is unknown or 0, as with other losses.
     """
-    kl = run.over("approx_kl", lambda x: np.mean(np.abs(x[: -(-len(x) // 4)])))
-    return first_policy_losses(run) / max((2 * kl) ** 0.5, 0.06) if kl else np.nan
+    kl = run.over("approx_kl", lambda x: np.mean(np.abs(x[: -(-len(x) // 4)]))) or np.nan
+    return first_policy_losses(run) / max(np.nan_to_num((2 * kl) ** 0.5, nan=0.5), 0.06)
 
 
 def is_first_step(run: Evidence) -> bool:

@@ -244,7 +244,7 @@ def _lock(folder: Path) -> Any:
         return contextlib.nullcontext()
     except filelock.Timeout:
         raise _files.RunExistsError(
-            f"{folder} is being written by another process: wait, or give another --name"
+            f"{folder} is being written by another process: wait; a new run needs another --name"
         ) from None
     except OSError as error:
         raise _files.RunFolderError(f"{folder} cannot be written: {error.strerror}") from error

@@ -24,7 +24,7 @@ from ..functional._errors import did_you_mean
 from . import _stored
 from ._checkpoint import Checkpoints
 from ._config import check_config
-from ._files import average_finite, write_json, write_whole
+from ._files import RunExistsError, average_finite, write_json, write_whole
 from ._processes import logger
 from ._program import compiler_options, keep_compiled_programs
 from ._train import Train, make_keys
@@ -43,7 +43,9 @@ def check_fields(where: str, config: Any, names: Iterable[str]) -> None:
 
 
 def check_same_search(folder: Path, config: Any, num_seeds: int, search: Mapping[str, Any]) -> None:
-    """Raise if a folder has trials of another search; otherwise record this search in it."""
+    """Raise if a folder has a run or trials of another search; otherwise record this search in it."""
+    if (folder / "config.json").exists():
+        raise RunExistsError(f"{folder} holds a run: give another --name")
     path, now = folder / "search.json", {**_stored.encode_config(config), "num_seeds": num_seeds, "search": search}
     then = json.loads(path.read_text()) if path.exists() else now
     if changed := _stored.compare_settings(then, now):

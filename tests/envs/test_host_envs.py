@@ -381,21 +381,25 @@ def test_numbers_that_fit_arrive_as_they_are():
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_an_environment_may_reuse_its_array_and_be_terminated_at_its_time_limit(vectorization):
     class Reuse(gymnasium.Wrapper):
-        buffer = np.zeros(4, np.float32)
+        buffer, info = np.zeros(4, np.float32), {"steps": np.zeros(())}
 
         def reset(self, **options):
-            self.buffer[:], info = self.env.reset(**options)
-            return self.buffer, info
+            self.buffer[:], _ = self.env.reset(**options)
+            self.info["steps"][...] = 0
+            return self.buffer, self.info
 
         def step(self, action):
-            self.buffer[:], reward, terminated, truncated, info = self.env.step(action)
-            return self.buffer, reward, terminated or truncated, truncated, info
+            self.buffer[:], reward, terminated, truncated, _ = self.env.step(action)
+            self.info["steps"] += 1
+            return self.buffer, reward, terminated or truncated, truncated, self.info
 
     env_id = "gym:CartPole-v1,max_episode_steps=2"
     plain, reusing = (play(envs.make(env_id, wrappers=x, vectorization=vectorization), 1)[1] for x in ((), (Reuse,)))
     np.testing.assert_array_equal(reusing.final_obs, plain.final_obs)
     assert not np.any(reusing.final_obs[1] == reusing.obs[1])
     assert (plain.truncated[1], reusing.truncated[1], reusing.terminated[1]) == (True, False, True)
+    counting = play(envs.make(env_id, wrappers=(Reuse,), info="steps", vectorization=vectorization), 1)[1]
+    np.testing.assert_array_equal(counting.info["steps"][1], [2])
 
 
 WHOLE = Scripted(action_space=spaces.Box(0, 5, (2,), np.int64))

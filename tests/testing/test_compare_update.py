@@ -153,6 +153,7 @@ def test_record_that_lacks_something_is_an_error():
         ({"value": record["value"][..., None]}, r"'value' has shape .* expected \(16, 4\)"),
         ({"value": record["value"].T}, r"'value' has shape \(4, 16\), expected \(16, 4\) .*: transpose one of them"),
         ({"last_done": np.zeros(3)}, r"'last_done' has shape \(3,\), expected \(4,\)"),
+        ({"last_value": np.zeros((1, 4))}, r"'last_value' has shape \(1, 4\), expected \(4,\)"),
         ({"done": record["terminated"]}, "'done' and 'terminated': leave one"),
         ({"indices": record["indices"] + 1}, r"'indices' must lie in \[0, 63\], got 64"),
         ({"indices": record["indices"] - 1}, "got -1"),

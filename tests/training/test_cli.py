@@ -193,6 +193,8 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
         ("anneal-lr: yes please", "--anneal-lr must be true or false in .*mine.yaml, got 'yes please'"),
         ("num_envs: 8\nnum-envs: 16", ".*mine.yaml gives num_envs twice: leave one of them out"),
         ("config: other.yaml", ".*mine.yaml cannot name another file, other.yaml: write its options here"),
+        ("config: {env_id: a}", ".*mine.yaml is of a run: continue it with --resume .*, or copy what is under"),
+        ("num_envs: yes", "--num-envs must not be true or false in .*mine.yaml: YAML reads yes, no, on and off so"),
         ("name: [a, b]", "--name must be one value in .*mine.yaml, got ['a', 'b']"),
         ("directory: null", "--directory must have a value in .*mine.yaml: leave it out for the default"),
         ("hidden: {a: 4}", "--hidden must be one value in .*mine.yaml, got {'a': 4}"),
@@ -201,13 +203,19 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
         ends_with("--config", str(path), says=re.escape(says).replace(r"\.\*", ".*"))
     pairs = dataclasses.make_dataclass(
         "Pairs",
-        [("pair", tuple[int, int], (1, 2)), ("few", tuple[int, ...] | None, None)],
+        [
+            ("pair", tuple[int, int], (1, 2)),
+            ("few", tuple[int, ...] | None, None),
+            ("maybe", bool | None, None),
+            ("weights", dict[str, float], dataclasses.field(default_factory=lambda: {"fuel": 1.0, "time": 3.0})),
+        ],
         bases=(cleanrl_ppo.Config,),
         frozen=True,
     )
     for content, raised, says in (
         ("pair: [1, 2, 3]", SystemExit, r"^error: --pair must be 2 values in .*mine\.yaml, got \[1, 2, 3\]"),
         ("few: [3, 4, 5]", Reached, r"few=\(3, 4, 5\)"),
+        ("maybe: true\nweights: {fuel: 2}", Reached, r"maybe=True, weights={'fuel': 2.0, 'time': 3.0}"),
     ):
         path.write_text(content)
         with pytest.raises(raised, match=says):
@@ -223,6 +231,11 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
         named = dataclasses.make_dataclass("Named", [(name, bool, False)], bases=(cleanrl_ppo.Config,), frozen=True)
         with pytest.raises(pp.errors.UserValueError, match=f"Config: {name} is also .* option .*: rename the field"):
             training.main(make_train, {"default": named()}, [])
+    for name, key in (("weights", "gamma"), ("weights", "resume")):
+        field = (name, dict, dataclasses.field(default_factory=lambda key=key: {key: 0.5}))
+        weighted = dataclasses.make_dataclass("Weighted", [field], bases=(cleanrl_ppo.Config,), frozen=True)
+        with pytest.raises(pp.errors.UserValueError, match=f"Config: weights has the key '{key}', .*: rename it"):
+            training.main(make_train, {"default": weighted()}, [])
     nested = dataclasses.make_dataclass("Nested", [("net", Config, Config())], bases=(cleanrl_ppo.Config,), frozen=True)
     with pytest.raises(
         pp.errors.UserValueError, match=r"net Config\(.* cannot be stored .*: make its fields those of C"

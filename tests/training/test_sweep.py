@@ -162,6 +162,9 @@ def test_several_workers_share_a_study(tmp_path):
     colors = matplotlib.rcParams["axes.prop_cycle"]
     with ThreadPoolExecutor(2) as workers:
         list(workers.map(lambda _: sweep(make_train, Config(), given, tmp_path / "study"), range(2)))
+    (tmp_path / "config.json").touch()
+    with pytest.raises(training.RunExistsError, match="holds a run: give another --name"):
+        sweep(make_train, Config(), given, tmp_path)
     with pytest.raises(ValueError, match="study of other runs; num_seeds was 1, is 2: keep these, or give another"):
         sweep(make_train, Config(), given, tmp_path / "study", 2)
     result = sweep(make_train, Config(), {**given, "trials": 15}, tmp_path / "study")
