@@ -96,7 +96,7 @@ def join_lanes(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def run_faults(
-    env_id: str, base: Config, first_seed: int, seeds: int, healthy: int, steps: int, shared: bool = False
+    env_id: str, base: Config, first_seed: int, steps: int, shared: bool = False, healthy: int = 12, seeds: int = 2
 ) -> dict[str, Any]:
     """Run healthy lanes and every fault: those that are numbers in one program, each of SETTINGS in its own."""
     base = dataclasses.replace(base, env_id=env_id, total_timesteps=steps)
@@ -145,41 +145,33 @@ def make_programs(first_seed: int, *rows: tuple[tuple[tuple[Any, str], ...], str
     return {f"{x[0].__name__.rpartition('.')[2]} {x[1]} {x[2]}": functools.partial(run_healthy, *x) for x in runs}
 
 
-CRAFTAX, LANDER = "craftax:Craftax-Classic-Symbolic-v1", "gym:LunarLanderContinuous-v3"
-TRAINING: Programs = {
-    "CartPole-v1 shared": lambda: run_faults("CartPole-v1", DISCRETE, 0, 3, 24, 81_920, shared=True),
-    "Pendulum-v1": lambda: run_faults("Pendulum-v1", BOXED, 0, 3, 24, 81_920),
-    "Acrobot-v1": lambda: run_faults("Acrobot-v1", DISCRETE, 500, 2, 16, 163_840),
-    "Reacher-misc shared": lambda: run_faults("Reacher-misc", BOXED, 500, 2, 16, 163_840, shared=True),
-    "Breakout-MinAtar": lambda: run_faults("Breakout-MinAtar", QUICK_DISCRETE, 900, 2, 12, 131_072),
-    "SpaceInvaders-MinAtar": lambda: run_faults("SpaceInvaders-MinAtar", QUICK_DISCRETE, 1300, 2, 12, 131_072),
-    "Swimmer-misc shared": lambda: run_faults("Swimmer-misc", QUICK_BOXED, 1300, 2, 16, 131_072, shared=True),
-    "Asterix-MinAtar": lambda: run_faults("Asterix-MinAtar", QUICK_DISCRETE, 2100, 2, 12, 131_072),
-    "FrozenLake-misc": lambda: run_faults("FrozenLake-misc", DISCRETE, 2100, 2, 12, 131_072),
-    "PointRobot-misc shared": lambda: run_faults("PointRobot-misc", BOXED, 2100, 2, 16, 131_072, shared=True),
-    "MountainCarContinuous-v0": lambda: run_faults("MountainCarContinuous-v0", QUICK_BOXED, 2100, 2, 16, 131_072),
-    "FourRooms-misc shared": lambda: run_faults("FourRooms-misc", DISCRETE, 3100, 2, 12, 65_536, shared=True),
-    "MetaMaze-misc shared": lambda: run_faults("MetaMaze-misc", DISCRETE, 4100, 2, 12, 81_920, shared=True),
-    "Hopper-v5": lambda: run_faults("gym:Hopper-v5", QUICK_BOXED, 4100, 2, 12, 98_304),
-    "Freeway-MinAtar shared": lambda: run_faults("Freeway-MinAtar", QUICK_DISCRETE, 5100, 2, 12, 131_072, shared=True),
-    "InvertedPendulum-v5": lambda: run_faults("gym:InvertedPendulum-v5", QUICK_BOXED, 5100, 2, 12, 49_152),
-    "LunarLander-v3 shared": lambda: run_faults("gym:LunarLander-v3", QUICK_DISCRETE, 6100, 2, 12, 98_304, shared=True),
-    "Pusher-v5": lambda: run_faults("gym:Pusher-v5", QUICK_BOXED, 6100, 2, 12, 65_536),
-    "Walker2d-v5 shared": lambda: run_faults("gym:Walker2d-v5", QUICK_BOXED, 6100, 2, 12, 49_152, shared=True),
-    "Empty-8x8": lambda: run_faults("xminigrid:MiniGrid-Empty-8x8", DISCRETE, 7100, 2, 12, 65_536),
-    "Reacher-v5 shared": lambda: run_faults("gym:Reacher-v5", QUICK_BOXED, 7100, 2, 12, 65_536, shared=True),
-    "Ant-v5": lambda: run_faults("gym:Ant-v5", QUICK_BOXED, 7100, 2, 12, 49_152),
-    "DeepSea-bsuite": lambda: run_faults("DeepSea-bsuite", DISCRETE, 8100, 2, 12, 65_536),
-    "DoorKey-5x5": lambda: run_faults("xminigrid:MiniGrid-DoorKey-5x5", DISCRETE, 8100, 2, 12, 163_840, shared=True),
-    "Swimmer-v5 shared": lambda: run_faults("gym:Swimmer-v5", QUICK_BOXED, 9100, 2, 12, 131_072, shared=True),
-    "Craftax-Classic shared": lambda: run_faults(CRAFTAX, DISCRETE, 10_100, 2, 12, 98_304, shared=True),
-    "LunarLanderContinuous-v3 shared": lambda: run_faults(LANDER, QUICK_BOXED, 10_100, 2, 12, 98_304, shared=True),
-    "BipedalWalker-v3": lambda: run_faults("gym:BipedalWalker-v3", QUICK_BOXED, 10_100, 2, 12, 32_768),
-} | {f"{task} memory": functools.partial(run_with_memory, task, first_seed) for task, first_seed in {
+LANDER, STANDUP, GRID = "gym:LunarLanderContinuous-v3", "gym:HumanoidStandup-v5", "xminigrid:MiniGrid-EmptyRandom-8x8"
+
+
+def make_planted(rows: dict[str, tuple[Any, ...]]) -> Programs:
+    """Return programs with planted faults: `run_faults` with a task and the arguments in its row."""
+    return {f"{task} with faults": functools.partial(run_faults, task, *row) for task, row in rows.items()}
+
+
+TRAINING = make_planted({
+    "craftax:Craftax-Classic-Symbolic-v1": (DISCRETE, 10_100, 98_304, True), "DeepSea-bsuite": (DISCRETE, 8100, 65_536),
+    "MountainCarContinuous-v0": (QUICK_BOXED, 2100, 131_072, False, 16), "FrozenLake-misc": (DISCRETE, 2100, 131_072),
+    "xminigrid:MiniGrid-DoorKey-5x5": (DISCRETE, 8100, 163_840, True), "FourRooms-misc": (DISCRETE, 3100, 65_536, True),
+    "gym:LunarLander-v3": (QUICK_DISCRETE, 6100, 98_304, True), "Swimmer-misc": (QUICK_BOXED, 1300, 131_072, True, 16),
+    "SpaceInvaders-MinAtar": (QUICK_DISCRETE, 1300, 131_072), "Freeway-MinAtar": (QUICK_DISCRETE, 5100, 131_072, True),
+    "xminigrid:MiniGrid-Empty-8x8": (DISCRETE, 7100, 65_536), "gym:InvertedPendulum-v5": (QUICK_BOXED, 5100, 49_152),
+    "gym:BipedalWalker-v3": (QUICK_BOXED, 10_100, 32_768), "gym:Walker2d-v5": (QUICK_BOXED, 6100, 49_152, True),
+    "gym:Swimmer-v5": (QUICK_BOXED, 9100, 131_072, True), "PointRobot-misc": (BOXED, 2100, 131_072, True, 16),
+    "gym:Reacher-v5": (QUICK_BOXED, 7100, 65_536, True), "Breakout-MinAtar": (QUICK_DISCRETE, 900, 131_072),
+    "Asterix-MinAtar": (QUICK_DISCRETE, 2100, 131_072), "CartPole-v1": (DISCRETE, 0, 81_920, True, 24, 3),
+    "Acrobot-v1": (DISCRETE, 500, 163_840, False, 16), "Pendulum-v1": (BOXED, 0, 81_920, False, 24, 3),
+    "Reacher-misc": (BOXED, 500, 163_840, True, 16), "MetaMaze-misc": (DISCRETE, 4100, 81_920, True),
+    "gym:Hopper-v5": (QUICK_BOXED, 4100, 98_304), "gym:Pusher-v5": (QUICK_BOXED, 6100, 65_536),
+    LANDER: (QUICK_BOXED, 10_100, 98_304, True), "gym:Ant-v5": (QUICK_BOXED, 7100, 49_152),
+}) | {f"{task} memory": functools.partial(run_with_memory, task, first_seed) for task, first_seed in {
     "CartPole-v1": 500, "Catch-bsuite": 1300, "DiscountingChain-bsuite": 2100, "UmbrellaChain-bsuite": 3100,
     "MemoryChain-bsuite": 4100, "GaussianBandit-misc": 5100, "BernoulliBandit-misc": 6100,
-    "xminigrid:MiniGrid-Empty-6x6": 7100, "xminigrid:MiniGrid-Unlock": 8100,
-    "xminigrid:MiniGrid-MemoryS8": 10_100,
+    "xminigrid:MiniGrid-Empty-6x6": 7100, "xminigrid:MiniGrid-Unlock": 8100, "xminigrid:MiniGrid-MemoryS8": 10_100,
 }.items()} | make_programs(
     2100, (DISCRETE_PRESETS, "CartPole-v1", 65_536), (DISCRETE_PRESETS, "Acrobot-v1", 204_800),
     (DISCRETE_PRESETS, "Catch-bsuite", 65_536), (BOXED_PRESETS, "Pendulum-v1", 204_800),
@@ -215,13 +207,10 @@ TRAINING: Programs = {
     (DISCRETE_PRESETS, "pgx:connect_four", 204_800), (BOXED_PRESETS[4:], LANDER, 51_200),
     (POPGYM, "popgym:AutoencodeHard", 204_800), (POPGYM, "popgym:RepeatFirstHard", 204_800),
 )  # fmt: skip
-STANDUP, GRID = "gym:HumanoidStandup-v5", "xminigrid:MiniGrid-EmptyRandom-8x8"
-HELD_OUT: Programs = {  # no rule had seen their runs when they were first judged
-    "Seaquest-MinAtar": lambda: run_faults("Seaquest-MinAtar", QUICK_DISCRETE, 11_100, 2, 24, 131_072),
-    "HumanoidStandup-v5": lambda: run_faults(STANDUP, QUICK_BOXED, 11_100, 2, 24, 32_768),
-    "EmptyRandom-8x8 shared": lambda: run_faults(GRID, DISCRETE, 11_100, 2, 24, 65_536, shared=True),
-    "EmptyRandom-6x6 memory": lambda: run_with_memory("xminigrid:MiniGrid-EmptyRandom-6x6", 11_100),
-} | make_programs(
+HELD_OUT = make_planted({  # no rule had seen their runs when they were first judged
+    "Seaquest-MinAtar": (QUICK_DISCRETE, 11_100, 131_072, False, 24), STANDUP: (QUICK_BOXED, 11_100, 32_768, False, 24),
+    GRID: (DISCRETE, 11_100, 65_536, True, 24),
+}) | {"EmptyRandom-6x6 memory": lambda: run_with_memory("xminigrid:MiniGrid-EmptyRandom-6x6", 11_100)} | make_programs(
     11_100, (DISCRETE_PRESETS, "jumanji:Maze-v0", 204_800), (DISCRETE_PRESETS, "jumanji:Game2048-v1", 204_800),
     (DISCRETE_PRESETS, "jumanji:SlidingTilePuzzle-v0", 204_800), (DISCRETE_PRESETS, "gym:CliffWalking-v1", 102_400),
     (DISCRETE_PRESETS, GRID, 65_536), (BOXED_PRESETS[:4], STANDUP, 51_200),
