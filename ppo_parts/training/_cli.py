@@ -72,7 +72,7 @@ def main(
         if [word.partition("=")[0] for word in words].count("--config") > 1:
             raise UserValueError("--config is given twice: put all options into one file")
         if (file := _parse_first(words, prog).config) is not None:
-            words = [*_read_words(Path(file), hints), *words]
+            words = [*_read_words(Path(file), hints, first), *words]
         known, module = _parse_first(words, prog), getattr(make_train, "func", make_train).__module__
         about = sys.modules[module].__doc__ or "Train a policy."
         if known.resume is not None and run is run_on_host:  # before its environment is made
@@ -181,12 +181,19 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_words(path: Path, hints: Mapping[str, Any]) -> list[str]:
+def _read_words(path: Path, hints: Mapping[str, Any], default: Any) -> list[str]:
     """Return the options in a YAML or JSON file as command-line words."""
     words, entries = list[str](), dict[str, Any]()
     for name, value in _read_mapping(path).items():
-        hint = hints.get(str(name).replace("-", "_"))
-        entries |= value if isinstance(value, dict) and (get_origin(hint) or hint) is dict else {name: value}
+        field = str(name).replace("-", "_")
+        known = getattr(default, field, None)
+        if not isinstance(known, dict) or not isinstance(value, dict):
+            entries[name] = value
+            continue
+        if other := [key for key in value if key not in known]:
+            says = f"has no key {other[0]!r}, which {path} gives: its keys are {', '.join(known)}"
+            raise UserValueError(says, argument=field)
+        entries |= value
     for name, value in entries.items():
         field, flag = str(name).replace("-", "_"), str(name).replace("_", "-")
         if field == "config" and isinstance(value, dict):

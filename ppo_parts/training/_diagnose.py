@@ -247,7 +247,7 @@ RULES = (
          and not run.setting("noise_steps") > 1,  # squashed actions are rounded at a bound
          unless=("memory_not_reset", "action_changed", "policy_differs")),
     Rule("softmax_twice", "likely", "probe/softmax_twice", -INF, 0.1,
-         "all logits can be probabilities, of which one is often large: they are the output of a softmax",
+         "all logits can be probabilities, one of which is often large: they are the output of a softmax",
          "leave out the softmax: Categorical takes logits"),
     Rule("mean_rectified", "likely", "probe/mean_zero", -INF, 0.1,
          "the mean of an action is exactly 0 for many observations, as after a ReLU",

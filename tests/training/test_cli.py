@@ -215,6 +215,7 @@ def test_config_file_or_flags_that_cannot_be_used_are_refused(tmp_path, capsys, 
     for content, raised, says in (
         ("pair: [1, 2, 3]", SystemExit, r"^error: --pair must be 2 values in .*mine\.yaml, got \[1, 2, 3\]"),
         ("few: [3, 4, 5]", Reached, r"few=\(3, 4, 5\)"),
+        ("weights: {gamma: 2}", SystemExit, "^error: --weights has no key 'gamma', which .* its keys are fuel, time"),
         ("maybe: true\nweights: {fuel: 2}", Reached, r"maybe=True, weights={'fuel': 2.0, 'time': 3.0}"),
     ):
         path.write_text(content)
