@@ -73,6 +73,10 @@ class Evidence:
         """Return the mean of the first tenth of the values."""
         return self.over(name, lambda x: np.mean(x[: -(-len(x) // 10)]))
 
+    def size(self, name: str) -> float:
+        """Return the mean absolute value of the first quarter of the values."""
+        return self.over(name, lambda x: np.mean(np.abs(x[: -(-len(x) // 4)])))
+
     def late(self, name: str) -> float:
         """Return the mean of the last quarter of the values."""
         return self.over(name, lambda x: np.mean(x[3 * len(x) // 4 :]))
@@ -149,19 +153,14 @@ def largest_divergence(run: Evidence) -> float:
     return max(run.early("approx_kl"), run.late("approx_kl"))
 
 
-def first_policy_losses(run: Evidence) -> float:
-    """Return the mean absolute policy loss of the first quarter, which is near 0 for standardized advantages."""
-    return run.over("policy_loss", lambda x: np.mean(np.abs(x[: -(-len(x) // 4)])))
-
-
 def policy_loss_size(run: Evidence) -> float:
     """Return the policy loss of the first quarter in units of sqrt(2 KL), its bound for standardized advantages.
 
     A surrogate's loss is the mean of (ratio - 1) * A, and the mean of (ratio - 1)^2 is about 2 KL (Cauchy-Schwarz).
     The unit is at least 0.06, because of noise, and 0.5 if the divergence is unknown or 0, as with other losses.
     """
-    kl = run.over("approx_kl", lambda x: np.mean(np.abs(x[: -(-len(x) // 4)]))) or np.nan
-    return first_policy_losses(run) / max(np.nan_to_num((2 * kl) ** 0.5, nan=0.5), 0.06)
+    unit = (2 * (run.size("approx_kl") or np.nan)) ** 0.5
+    return run.size("policy_loss") / max(np.nan_to_num(unit, nan=0.5), 0.06)
 
 
 def is_first_step(run: Evidence) -> bool:
@@ -339,7 +338,7 @@ RULES = (
     Rule("advantage_lost", "likely", "mean |policy_loss|, first quarter", 1e-7, INF,
          "all advantages are 0, or the optimizer does not change the policy",
          "standardize over the minibatch or the rollout, not each element alone; look at which parameters are trained",
-         first_policy_losses,
+         lambda run: run.size("policy_loss"),
          lambda run: not is_first_step(run)),
     Rule("update_reversed", "likely", "probe/update_direction", -0.01, INF,
          "the first update of a new run makes actions with a positive advantage less probable",
