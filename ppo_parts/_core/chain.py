@@ -16,7 +16,7 @@ from .._base.trees import are_alike, shapes_of
 from ..errors import UserTypeError, UserValueError
 from .batch import Batch, Params, field_at, kind, with_field_at
 from .part import AMEND_KEY, PART_KEY, WRAPPED_KEY, Context, Divider, Part, read_numbers
-from .wiring import check_batch, check_order, explain_missing, find_sampler, list_reads
+from .wiring import BY_THE_LEARNER, check_batch, check_order, explain_missing, find_sampler, list_reads
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -143,6 +143,7 @@ def fold(parts: Sequence[Part], batch: Batch, state: tuple[Any, ...], context: C
             explain_missing(part, batch, error)
             raise
         written, new = _check_result(part, batch, result)
+        _check_declared(part, batch, written)
         written = _nan_if_out_of_range(part, batch, written, context.step)
         if batch.stop is not None and written.stop is not batch.stop:
             written = written.replace(stop=batch.stop.merge(written.stop))  # a part may not withdraw a request
@@ -173,6 +174,20 @@ def _check_result(part: Part, given: Batch, result: Any) -> tuple[Batch, Any]:
                 says = f"declares elementwise, but its loss {name!r} has shape {shape}, not one number per element"
                 raise UserValueError(f"{part.name}: {says}: leave elementwise out")
     return batch, state
+
+
+def _check_declared(part: Part, given: Batch, written: Batch) -> None:
+    """Raise if a part after the sampler changed a field without declaring it, because no check of the chain sees this.
+
+    A part that is compiled by itself returns a new `current`, and perhaps other new arrays, whatever it changed.
+    """
+    declared = {*BY_THE_LEARNER, *(path.partition(".")[0] for path in part.provides)}
+    fields = [field.name for field in dataclasses.fields(Batch) if not field.metadata and field.name not in declared]
+    leaves = {name: [jax.tree.leaves(getattr(batch, name)) for batch in (given, written)] for name in fields}
+    changed = [name for name, (old, new) in leaves.items() if [*map(id, old)] != [*map(id, new)]]
+    if given.current is not None and changed and "current" not in changed:
+        says = f"{part.name}: update changed {' and '.join(changed)} without declaring it"
+        raise UserValueError(f"{says}: add provides=({', '.join(map(repr, changed))},)")
 
 
 def _nan_if_out_of_range(part: Part, before: Batch, after: Batch, step: Any) -> Batch:
@@ -212,6 +227,10 @@ def amend(
             result = part.amend(params, opt_state, old, new, own)
             if not isinstance(result, tuple) or len(result) != 2:
                 raise UserTypeError(f"{part.name}: amend must return (params, opt_state), got {kind(result)}")
+            for name, before, after in zip(("params", "opt_state"), (params, opt_state), result, strict=True):
+                if not are_alike(before, after):
+                    says = f"{part.name}: amend changed {name} from {shapes_of(before)} to {shapes_of(after)}"
+                    raise UserTypeError(f"{says}: keep its structure, shapes and dtypes")
             params, opt_state = result
     return params, opt_state
 

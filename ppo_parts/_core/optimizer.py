@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import optax
 
 from ..errors import UserError, UserTypeError
+from .part import Part
 
 
 def wrap_optimizer(where: str, optimizer: Any) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer, extended to accept extra arguments; raise `TypeError` if it is not an optimizer."""
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+    if isinstance(optimizer, Part) or not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         called = f": did you forget to call it, {optimizer.__name__}(...)?" if hasattr(optimizer, "__name__") else ""
-        raise UserTypeError(f"{where}: the optimizer must be an optax transformation, got {optimizer!r}{called}")
+        got = f"the part {optimizer.name!r}" if isinstance(optimizer, Part) else f"{optimizer!r}{called}"
+        raise UserTypeError(f"{where}: the optimizer must be an optax transformation, got {got}")
     takes = _keywords_of(optimizer.update)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
@@ -32,7 +34,7 @@ def wrap_optimizer(where: str, optimizer: Any) -> optax.GradientTransformationEx
             raise
         except (TypeError, ValueError, AttributeError) as error:
             raise UserTypeError(
-                f"{where}: the optimizer's update(gradient, state, params, {', '.join(f'{x}=' for x in extra)}) raised "
+                f"{where}: the optimizer's update(gradient, state, params, {', '.join(f'{x}=' for x in given)}) raised "
                 f"{type(error).__name__}: {error}. The state may be that of another optimizer. If this one is only for "
                 "some parameters, such as scale_by_muon for matrices, use optax.masked or optax.partition. If it needs "
                 "other arguments, or parameters of its own type (optax.lookahead), write a loop of your own"

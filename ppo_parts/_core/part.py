@@ -228,7 +228,8 @@ def read_number(number: Any, batch: Batch, step: Any) -> Any:
     """Return the value of one hyperparameter; for a `field`, it is an array that broadcasts against `log_prob`."""
     if not isinstance(number, Field):
         return value_at(number, step)
-    x, rank = jnp.asarray(field_at(batch, number.path)), jnp.ndim(batch.log_prob)
+    x = found = jnp.asarray(field_at(batch, number.path))
+    rank = jnp.ndim(batch.log_prob)
     first = number.path.partition(".")[0]
     if first in (*PER_SEGMENT, "weight") and batch.axes[0] == "time":
         x = x[None]
@@ -237,6 +238,9 @@ def read_number(number: Any, batch: Batch, step: Any) -> Any:
     if x.ndim == 0:
         return number.scale(x)
     x = unsqueeze(x, max(rank, x.ndim))
+    if any(a not in (1, b) for a, b in zip(x.shape, jnp.shape(batch.log_prob), strict=False)):
+        expected = f"the axes of log_prob, {jnp.shape(batch.log_prob)}"
+        raise ShapeError(f"field({number.path!r}) must have {expected}, got shape {jnp.shape(found)}")
     if batch.mask is None:
         return number.scale(x)
     # A masked element has no number and gets one in range. Before scaling it is set to 1, so no gradient is 0 * NaN.

@@ -14,6 +14,7 @@ from .._base.moments import Moments
 from .._core.batch import Array, Batch
 from .._core.part import Context, Part, stateless
 from ..functional import masked_mean
+from ..functional._arguments import fit
 from ..functional._common import masked_sum
 
 OPTIONAL = ("clip_eps_high", "dual_clip", "pg_rho_clip", "pg_lambda", "temporal", "spatial", "length")
@@ -60,7 +61,7 @@ def loss_part(
         coef = values.pop("coef") if weight else 1.0
         result = loss(batch, context, **values)
         value, measured = result if isinstance(result, tuple) else (result, {f"{name}_loss": result})
-        batch = batch.add_loss(name, (coef * value).astype(value.dtype))
+        batch = batch.add_loss(name, (fit(where, "coef", coef, value.shape, None) * value).astype(value.dtype))
         means = {key: masked_mean(jax.lax.stop_gradient(x), batch.mask) for key, x in measured.items()}
         return batch.add_metrics(**means)
 

@@ -85,7 +85,9 @@ def rnd_reward(
             axes = ", ".join(map(str, batch.log_prob.shape))
             raise UserValueError(f"{where}: embed must return an array [{axes}, K] here, got shape {embedding.shape}")
         if error.shape[1:] != (num_envs,):
-            raise UserValueError(f"{where}: num_envs={num_envs}, but the rollout has the axes {error.shape}, [T, N]")
+            remedy = ": fold agents into environments, with envs.fold_agents(env)" if error.ndim > 2 else ""
+            says = f"num_envs={num_envs}, but the rollout has the axes {error.shape}, [T, N]"
+            raise UserValueError(f"{where}: {says}{remedy}")
         keep = boolean_mask(batch.mask, error)
         error = jnp.where(keep, error, 0).astype(state.discounted.dtype)
         discount = read_numbers(numbers, batch, context.step)["gamma"]

@@ -11,13 +11,23 @@ import jax.numpy as jnp
 from .. import functional
 from .._base.checked import checked
 from .._base.hyperparameters import Numeric
+from .._base.trees import are_alike, shapes_of
 from .._core.batch import PER_SEGMENT, PER_STEP, POLICY_READS, Array, Batch, field_axes
 from .._core.part import Context, Part, stateless
 from .._core.policy import evaluate_policy
 from .._core.shards import beside
-from ..errors import UserValueError
+from ..errors import UserTypeError, UserValueError
 from .common import loss_part
 from .regularizers import check_no_memory, mode_of
+
+
+def _mirror(where: str, name: str, mirror: Callable[[Any], Any], x: Any) -> Any:
+    """Return `mirror(x)` after checking that it has the structure, shapes and dtypes of `x`."""
+    mirrored = mirror(x)
+    if not are_alike(mirrored, x):
+        got = f"got {shapes_of(mirrored)} for {shapes_of(x)}"
+        raise UserTypeError(f"must keep structure, shapes and dtypes, {got}", where=where, argument=name)
+    return mirrored
 
 
 @checked
@@ -61,9 +71,12 @@ def mirror_segments(*, observation: Callable[[Any], Any], action: Callable[[Any]
                 f"{where}: distributions cannot be mirrored: leave keep_distribution out of the rollout, and use an "
                 'estimator of the divergence other than "analytic"'
             )
-        mirrored = batch.replace(obs=observation(batch.obs), action=action(batch.action))
+        mirrored = batch.replace(
+            obs=_mirror(where, "observation", observation, batch.obs),
+            action=_mirror(where, "action", action, batch.action),
+        )
         if batch.next_obs is not None:
-            mirrored = mirrored.replace(next_obs=observation(batch.next_obs))
+            mirrored = mirrored.replace(next_obs=_mirror(where, "observation", observation, batch.next_obs))
 
         def both(name: str, axis: int) -> Any:
             pairs = getattr(batch, name), getattr(mirrored, name)
@@ -104,9 +117,9 @@ def mirror_loss(
 
     def loss(batch: Batch, context: Context) -> Array:
         check_no_memory(where, batch)
-        seen = batch.replace(obs=observation(batch.obs))
+        seen = batch.replace(obs=_mirror(where, "observation", observation, batch.obs))
         other = evaluate_policy(context.evaluate, context.params, seen).distribution
-        mirrored = action(mode_of(where, batch.current.distribution))
+        mirrored = _mirror(where, "action", action, mode_of(where, batch.current.distribution))
         return functional.mirror_loss(mode_of(where, other), mirrored, mask=batch.mask)
 
     return loss_part(where, name, loss, coef=coef, reads=("current.distribution", *POLICY_READS))

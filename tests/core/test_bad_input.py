@@ -156,6 +156,8 @@ VALUE_ERRORS = {
         (FULL, OF_THE_ROLLOUT, {"evaluate": pp.microbatched(evaluate, 6)}),
     "mine: declares elementwise, but its loss 'own' has shape (2,), not one number per element: leave elementwise out":
         (GAE, SEGMENT, mine(lambda b: b.add_loss("own", b.current.value[0], per="segment"), elementwise=True)),
+    "mine: update changed advantage without declaring it: add provides=('advantage',)":
+        (GAE, FULL, mine(lambda b: b.replace(advantage=-b.advantage)), SURROGATE),
     "no part added a loss ... clipped_surrogate": (GAE, FULL, pp.policy_diagnostics(), metric("own")),
     "no part of phase 'all' added a loss":
         (GAE, pp.phases(all=pp.phase(pp.chain(FULL, metric("own")), trains=None)), {"optimizer": {"all": SGD}}),
@@ -406,6 +408,11 @@ TYPE_ERRORS = {
     "drifting: update changed its state from int32[] to float32[]: keep its structure":
         (GAE, CRITIC, pp.Part(lambda params, key: jnp.int32(0), lambda b, s, c: (b, s + 0.5), "drifting")),
     "mine: amend must return (params, opt_state), got dict": (GAE, CRITIC, part(name="mine", amend=lambda p, *rest: p)),
+    "mine: amend changed params from ... 'value': 'float32[3]' ... to ... 'value': 'float16[3]' ... keep its structure":
+        (GAE, CRITIC, part(name="mine", amend=lambda p, s, *rest: (jax.tree.map(jnp.float16, p), s))),
+    "learner: the optimizer must be an optax transformation, got the part 'gae'": ({"optimizer": GAE},),
+    "learner: the optimizer's update(gradient, state, params, step=) raised TypeError":
+        ({"optimizer": optax.GradientTransformationExtraArgs(lambda p: (), lambda g, s, p, *, step: len(step))},),
     "mine: draw must return (indices, weight), got 3 items": draws(lambda item: (item, None, None)),
     "mine: draw must return an array for axis='step', got list": draws(lambda item: ([0, 1], None)),
     "mine: draw must return an array for axis='step', got NoneType": draws(lambda item: (None, None)),
@@ -481,6 +488,10 @@ SHAPE_ERRORS = {
     "prioritized_sampler ... (6, 4, 2) ... combine the streams": (STREAMS, PRIORITIZED(2), SURROGATE),
     "same number of streams, got (6, 4, 2), (6, 4, 3)": (TARGETS, CRITIC, given(value=BOTH), {"evaluate": two_values}),
     "a value of shape (6, 4, 2), but batch.value has (6, 4)": ({"evaluate": two_values},),
+    "field('extras.w') must have the axes of log_prob, (6, 4), got shape (4, 6)":
+        (mine(lambda b: b.add_extras(w=b.reward.T)), pp.gae(gamma=pp.field("extras.w"), gae_lambda=0.9), ACTOR),
+    "value_loss: coef of shape (6, 4, 2) does not fit arrays of shape (6, 4)":
+        (GAE, FULL, pp.value_loss(coef=pp.field("extras.w")), given(extras={"w": BOTH})),
     "gae ... reward (6, 4) ... value (6, 4, 3) ... 3 streams, all of them need 3 numbers":
         (GAE, ACTOR, given(value=jnp.ones((TIME, SEGMENTS, 3)), next_value=jnp.ones((TIME, SEGMENTS, 3)))),
     "combine the streams of the advantage first": (STREAMS, ACTOR),
@@ -556,5 +567,7 @@ def test_what_only_looks_bad_is_accepted():
     also = pp.early_stop("ppo.own/clip_fraction", 1.0)
     update(GAE, pp.given_indices([[*range(13)]]), VALUE, {"evaluate": pp.microbatched(evaluate, 4)})  # 13 pieces of 1
     update(GAE, FULL, stopping, also, penalty, given(extras={"v1.5": BATCH.log_prob}))
+    compiled = jax.jit(lambda b: b.replace(advantage=-b.advantage))  # it returns new arrays for all fields
+    update(GAE, FULL, mine(compiled, provides=("advantage",)), SURROGATE)
     narrow = given(log_ratio=jnp.zeros_like(BATCH.log_prob, "float16"))
     update(VTRACE, pp.full_batch(2, refresh="epoch"), SURROGATE, narrow)

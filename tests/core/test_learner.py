@@ -518,16 +518,17 @@ def scaled(batch, context):
         (own_part(scaled, "log_prob", provides=("reward",)), pp.value_loss(coef=pp.field("reward"))),  # with a gradient
         (drop(lambda batch: batch.extras["row"] % 3 == 0, "extras.row"), *LOSSES),
         (drop(lambda batch: batch.current_log_ratio() > 0, "current.log_prob"), *LOSSES),
-        (own_part(lambda batch: batch.replace(obs=2 * batch.obs)), *LOSSES),  # it is not declared
     ],
-    ids=["reward", "mask", "mask of current", "undeclared"],
+    ids=["reward", "mask", "mask of current"],
 )
 def test_microbatches_follow_what_parts_change(parts):
     pipeline, batch = pp.chain(GAE, pp.full_batch(2), *parts), numbered(rollout())
     assert_close(*(run(pipeline, batch, policy=each) for each in (pp.microbatched(policy, 6), policy)))
 
 
-NO_ESTIMATE = (pp.stateless(lambda b: b.replace(advantage=b.log_prob)), pp.clipped_surrogate(clip_eps=1))
+NO_ESTIMATE = (
+    pp.stateless(lambda b: b.replace(advantage=b.log_prob), provides=("advantage",)), pp.clipped_surrogate(clip_eps=1)
+)  # fmt: skip
 
 
 def flat_batch(shape, size):

@@ -315,8 +315,10 @@ def test_a_rollout_enters_the_sums_of_rnd_once():
     assert part.update(batch, state, first.replace(step=1))[1].moments.seen == 2 * np.sum(batch.mask)
 
 
-def explored(part):
-    return lambda: applied(part, minibatch(), params=make_params() | PARAMS, state=part.init(PARAMS, jax.random.key(0)))
+def explored(part, *agents):
+    context, shape = pp.Context(key=jax.random.key(0), params=PARAMS), (6, 4, *agents)
+    batch = pp.Batch(log_prob=jnp.zeros(shape), next_obs=jnp.ones((*shape, OBS)))
+    return lambda: part.update(batch, part.init(PARAMS, context.key), context)
 
 
 def smoothed(batch, policy=evaluate):
@@ -395,6 +397,11 @@ test_what_cannot_work_is_refused = refused(
     (mirrored(pp.symmetry.mirror_loss, REMEMBERING), "mirror_loss.*memory"),
     (mirrored(pp.symmetry.mirror_segments, REMEMBERING), "mirror_segments.*memory"),
     (mirrored(pp.symmetry.mirror_segments, continuous()), "distributions cannot be mirrored"),
+    (mirrored(pp.symmetry.mirror_segments, continuous().replace(behavior=None), jnp.sum), "segments: action must keep"),
+    (
+        mirrored(pp.symmetry.mirror_loss, continuous(), jnp.sum),
+        r"loss: action must keep .*, got float32\[\] for float32",
+    ),
     (lambda: applied(pp.regularizers.perturbed_mean(), minibatch()), r"must be a distributions\.Normal"),
     (lambda: pp.chain(pp.shuffled_minibatches(2), BY_SEQUENCE), "cuts the time axis"),
     (lambda: CORRECT(low=2.0, high=1.0), "importance_correction: low must not exceed high"),
@@ -410,7 +417,8 @@ test_what_cannot_work_is_refused = refused(
     (lambda: THREE.init(make_params(), jax.random.key(0)), r"'predictor' for the predictor, got \['policy', 'value'\]"),
     (lambda: THREE.init(PARAMS), r"drawn with a key: call learner\.init\(params, key\)"),
     (explored(FLAT), r"embed must return an array \[6, 4, K\] here, got shape \(6, 4\)"),
-    (explored(THREE), r"num_envs=3, but the rollout has the axes \(6, 4\)"),
+    (explored(THREE), r"num_envs=3, but the rollout has the axes \(6, 4\), \[T, N\]$"),
+    (explored(THREE, 2), r"has the axes \(6, 4, 2\), \[T, N\]: fold agents .* with envs\.fold_agents\(env\)"),
 )
 
 
