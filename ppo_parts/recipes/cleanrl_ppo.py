@@ -71,7 +71,8 @@ def make_train(
     if env is None:
         env = envs.prepare(envs.make(config.env_id), normalize=config.normalize_env, gamma=config.gamma)
     policy = policy or networks.actor_critic(env, config.hidden, "tanh")
-    minibatches = pp.shuffled_minibatches if policy.initial_carry is None else pp.segment_minibatches
+    recurrent = getattr(policy, "initial_carry", None) is not None
+    minibatches = pp.segment_minibatches if recurrent else pp.shuffled_minibatches
     estimator = pp.gae(gamma=config.gamma, gae_lambda=config.gae_lambda)
     cleanrl = pp.chain(
         pp.agents.zero_sum(estimator) if env.zero_sum else estimator,

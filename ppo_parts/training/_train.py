@@ -240,6 +240,7 @@ class Train:
 
     def evaluate_policy(self, key: Array, state: TrainState, episodes: int, *, mode: bool = False) -> EpisodeResults:
         """Play whole episodes with the policy of `state`; see `evaluate_episodes`."""
+        check_key("evaluate_policy", "key", key)
         state = state.acting
         env = self.env.evaluation(state.rollout.env_state)
         return evaluate_episodes(env, self.policy, state.learner.params, key, episodes, mode=mode)

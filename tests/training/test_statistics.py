@@ -3,6 +3,7 @@
 import dataclasses
 import types
 
+import jax
 import numpy as np
 import pytest
 import scipy.stats
@@ -10,6 +11,7 @@ import scipy.stats
 import ppo_parts as pp
 from ppo_parts import training
 from ppo_parts.errors import UserTypeError, UserValueError
+from ppo_parts.recipes import cleanrl_ppo
 from ppo_parts.training import _statistics
 
 
@@ -63,6 +65,7 @@ def test_statistics_interquartile_mean_and_intervals():
 
 SUMMARIES = (training.iqm, training.bootstrap, training.summary)
 CONFIG = training.Config(env_id="a", total_timesteps=1, num_envs=1, num_steps=1)
+CARTPOLE = cleanrl_ppo.Config(total_timesteps=1024)
 BAD = {
     "x": [lambda x=x, f=f: f(x) for f in SUMMARIES for x in ([], None, "3", True, [[1.0], [2.0]])],
     "metrics": [lambda: training.diagnose({"loss": np.ones((2, 8))}, dataclasses.replace(CONFIG, total_timesteps=8))],
@@ -72,7 +75,9 @@ BAD = {
     "total_timesteps": [lambda: dataclasses.replace(CONFIG, num_steps=2).num_updates],
     "config": [lambda: training.Train.of(None, None, None, None, None)]
     + [lambda x=x: training.diagnose({}, x) for x in (types.SimpleNamespace(clip_coef=5.0), training.Config)],
-    "policy": [lambda: training.Train.of(CONFIG, None, abs, None, None)],
+    "policy": [lambda: training.Train.of(CONFIG, None, abs, None, None)]
+    + [lambda: cleanrl_ppo.make_train(CARTPOLE, policy=abs)],
+    "key": [lambda: cleanrl_ppo.make_train(CARTPOLE).evaluate_policy(CARTPOLE, jax.random.key(0), 1)],
     "low": [lambda x=x: training.Range(x) for x in ("a", float("nan"))],
     "high": [lambda: training.Range(2, 1)],
     "directory": [lambda: training.Checkpoints(3)],
