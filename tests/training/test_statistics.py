@@ -75,8 +75,10 @@ BAD = {
     "total_timesteps": [lambda: dataclasses.replace(CONFIG, num_steps=2).num_updates],
     "config": [lambda: training.Train.of(None, None, None, None, None)]
     + [lambda x=x: training.diagnose({}, x) for x in (types.SimpleNamespace(clip_coef=5.0), training.Config)],
-    "policy": [lambda: training.Train.of(CONFIG, None, abs, None, None)]
-    + [lambda: cleanrl_ppo.make_train(CARTPOLE, policy=abs)],
+    "policy": [lambda f=f: f(abs) for f in (
+        lambda policy: training.Train.of(CONFIG, None, policy, None, None),
+        lambda policy: cleanrl_ppo.make_train(CARTPOLE, policy=policy),
+    )],
     "key": [lambda: cleanrl_ppo.make_train(CARTPOLE).evaluate_policy(CARTPOLE, jax.random.key(0), 1)],
     "low": [lambda x=x: training.Range(x) for x in ("a", float("nan"))],
     "high": [lambda: training.Range(2, 1)],
