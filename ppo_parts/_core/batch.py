@@ -15,6 +15,7 @@ from .._base.hyperparameters import check_takes
 from .._base.trees import axis_sharding
 from ..errors import ShapeError, UserTypeError, UserValueError
 from ..functional._common import check_array, check_floating
+from ..functional._errors import did_you_mean
 
 Array = jax.Array
 Params = Any
@@ -185,9 +186,9 @@ class Batch:
         if unnamed:
             raise UserTypeError(f"a Batch takes fields by name, as in Batch(obs=obs), got {kind(unnamed[0])}")
         if unknown := fields.keys() - cls.__dataclass_fields__.keys():
-            known, name = ", ".join(cls.__dataclass_fields__), min(unknown)
-            hint = ": pass terminated, and truncated for time limits" if name in ("done", "dones") else ""
-            raise UserTypeError(f"a Batch has no field {name!r}{hint}; its fields are {known}")
+            known, name = cls.__dataclass_fields__, min(unknown)
+            hint = did_you_mean(name, known) or f"; its fields are {', '.join(known)}"
+            raise UserTypeError(f"a Batch has no field {name!r}{hint}")
         return super().__new__(cls)
 
     def replace(self, **changes: Any) -> Batch:

@@ -43,6 +43,8 @@ class ShapeError(UserValueError, AssertionError):
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
     """Return the end of a message about an unknown name, which suggests the most similar known names, ignoring case."""
     lowered = {each.lower(): each for each in known}
+    if name in ("done", "dones") and "terminated" in lowered:
+        return ": pass terminated, and truncated for time limits"
     near = difflib.get_close_matches(name.lower(), lowered, n=most)
     near = near or [each for each in lowered if len(name) > 2 and name.lower() in each][:most]
     return f"; did you mean {' or '.join(repr(lowered[each]) for each in near)}?" if near else ""

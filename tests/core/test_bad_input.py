@@ -340,7 +340,9 @@ TYPE_ERRORS = {
     "unexpected keyword argument 'gama' ... id you mean 'gamma'?": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, gama=0.9),
     "takes from 4 to 5 positional arguments": lambda: f.gae(FIVE, FIVE, FIVE, FIVE, FIVE, 0.9, 0.9),
     "phases() takes 0 positional arguments but 2 were given": lambda: pp.phases(ACTOR, CRITIC),
-    "a Batch has no field 'advantge'; its fields are obs": lambda: given(advantge=0),
+    "a Batch has no field 'advantge'; did you mean 'advantage'?": lambda: given(advantge=0),
+    "gae() got an unexpected keyword argument 'done': pass terminated": lambda: f.gae(FIVE, FIVE, done=FIVE),
+    "a Batch has no field 'x'; its fields are obs": lambda: pp.Batch(x=0),
     "a Batch has no field 'done': pass terminated, and truncated for time limits": lambda: pp.Batch(done=0),
     "clipped_surrogate(log_ratio, advantage, mask=..., clip_epsilon=...): missing a required ... 'clip_eps'":
         lambda: pp.policy_loss(f.clipped_surrogate, clip_epsilon=0.2),
