@@ -119,8 +119,8 @@ def run_healthy(recipe: Any, preset: str, env_id: str, steps: int, first_seed: i
 
 
 KNOWN = dict.fromkeys(("MetaMaze-misc", "jumanji:Snake-v1"), "observations_large")
-KNOWN |= {"gym:LunarLander-v3": "reward_scale_large"}
-"""By task, a finding that is right in all its runs: docs/diagnosis.md has the returns without this fault."""
+KNOWN |= {"gym:LunarLander-v3": "reward_scale_large", "jumanji:SlidingTilePuzzle-v0": "time_limit_as_end"}
+"""By task, a finding that is right in all its runs: docs/diagnosis.md has the reasons."""
 Programs = dict[str, Callable[[], dict[str, Any]]]
 DISCRETE_PRESETS = ((cleanrl_ppo, "discrete"), (pufferlib_ppo, "discrete"))
 BOXED_PRESETS = (
